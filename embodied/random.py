@@ -39,6 +39,7 @@ class Stream(IntEnum):
     SERVED_NOISE = 14  # noise of a policy server; place: earlier requests of the session, the session
     RANDOM_ACTIONS = 15  # played in place of a policy's (embodied.tools.play); place: record of the episode, episode id
     EXPERT_MISTAKES = 16  # choice to do something else than asked; place: number of the attempt
+    DEMONSTRATION_NOISE = 17  # of a demonstrated sample; place: its number, in the run's order or (1) in a validation
 
     @property
     def coordinates(self) -> int:
@@ -51,6 +52,7 @@ COORDINATES = {
     Stream.HELD_OUT: 0, Stream.SAMPLES: 1, Stream.AUGMENTATION: 1, Stream.DROPOUT: 1, Stream.EXPERT_NOISE: 1,
     Stream.EVAL_VOTES: 2, Stream.CONDITIONS: 1, Stream.TRAIN_PERTURBATION: 3, Stream.EVAL_PERTURBATION: 3,
     Stream.SERVED_NOISE: 2, Stream.RANDOM_ACTIONS: 2, Stream.EXPERT_MISTAKES: 1,
+    Stream.DEMONSTRATION_NOISE: 2,
 }  # fmt: skip
 
 
@@ -76,6 +78,13 @@ def generator(seed: int, stream: Stream, *place: int) -> np.random.Generator:
     key = np.array([seed, int(stream)], np.uint64)
     counter = np.array([0] * (4 - len(place)) + [int(number) for number in place], np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
+
+
+def standard(drawn: np.random.Generator, shape: tuple[int, ...], kind: str) -> np.ndarray:
+    """Noise as policies declare it, float32 [*shape]: ``kind`` normal or uniform (:class:`embodied.types.Noise`)."""
+    if kind == "normal":
+        return drawn.standard_normal(shape, dtype=np.float32)
+    return drawn.random(shape, dtype=np.float32)
 
 
 def held_out(rows: int, test_size: float) -> np.ndarray:

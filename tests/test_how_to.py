@@ -116,9 +116,9 @@ LEARNT = ("train/loss", "train/grad_norm", "train/ratio_max", "rollout/return_me
 
 def test_a_loss_of_the_user_s_trains_with_its_option(tmp_path: Path) -> None:
     assert write_files("add_a_loss.md", tmp_path) == [
-        "my_losses.py", "my/algorithm/spo.yaml", "my/env/fake.yaml", "my/model/small.yaml",
+        "my_losses.py", "my/algorithm/spo.yaml", "my/env/fake.yaml", "my/model/small.yaml", "my_terms.py",
     ]  # fmt: skip
-    by_file, by_key = commands("add_a_loss.md")
+    by_file, by_key, with_term = commands("add_a_loss.md")
     other = by_key.replace("strength=2", "strength=0.01") + " runner.experiment_name=weak"
     for command in (by_file, by_key, other):
         assert "1 iterations done" in run(command, tmp_path)
@@ -126,6 +126,9 @@ def test_a_loss_of_the_user_s_trains_with_its_option(tmp_path: Path) -> None:
     assert one["train/grad_norm"] > 0
     assert [one[name] for name in LEARNT] == [two[name] for name in LEARNT]
     assert one["train/loss"] != weak["train/loss"], "the option reaches the loss"
+    assert "1 iterations done" in run(with_term, tmp_path)
+    (near,) = rows(tmp_path / "runs" / "near")
+    assert near["train/squared_change"] > 0
 
 
 @pytest.mark.slow

@@ -65,6 +65,10 @@ class PolicyStats:
         return math.exp(index * BIN - LOG_RANGE)
 
 
+STATS = tuple(PolicyStats(torch.ones(_FACTS + _BINS), torch.ones(1)).metrics())
+"""The names of the metrics that :class:`PolicyStats` gives."""
+
+
 def policy_stats(loss: PolicyLoss, mask: Tensor) -> PolicyStats:
     """Facts about the elements of one micro-batch that ``mask`` bool [N, M] keeps.
 

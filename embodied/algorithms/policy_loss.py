@@ -14,15 +14,15 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import is_dataclass
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from embodied.algorithms import losses
-from embodied.algorithms.conformance.blame import blame
-from embodied.errors import ConfigError, EmbodiedError, unknown_name
+from embodied.algorithms.options import construct
+from embodied.errors import ConfigError, unknown_name
 from embodied.lib.targets import load_target
 
 KEY = "algorithm.loss_type"
@@ -80,30 +80,8 @@ def make_loss(loss_type: str, keys: Mapping[str, Any], own: Mapping[str, Any] | 
         UnknownNameError: ``loss_type`` is not known.
         ConfigError: a class that is no loss, or a value that it refuses.
     """
-    kind = _find(loss_type)
-    known, own = [field.name for field in fields(kind)], dict(own or {})
-    if unknown := [name for name in own if name not in known]:
-        raise unknown_name(f"option of the loss {loss_type}", unknown[0], known or ["(none)"], "algorithm.loss")
-    given = {name: keys[name] for name in known if name in keys} | own
-    if lacking := [field.name for field in fields(kind) if _is_needed(field) and field.name not in given]:
-        raise ConfigError(
-            f"the loss {loss_type} needs the option{'s' if lacking[1:] else ''} {', '.join(lacking)}, which "
-            f"{'have' if lacking[1:] else 'has'} no default",
-            " ".join(f"set algorithm.loss.{name}=…" for name in lacking),
-        )
-    try:
-        return kind(**given)
-    except EmbodiedError:
-        raise
-    except Exception as error:  # whatever a class of the user's raises
-        raise ConfigError(
-            f"the loss {loss_type} refuses its options: {error} ({type(error).__name__}; {blame(error, kind)})",
-            "correct algorithm.loss",
-        ) from error
-
-
-def _is_needed(field: Field[Any]) -> bool:
-    return field.init and field.default is MISSING and field.default_factory is MISSING
+    made: Loss = construct(_find(loss_type), f"the loss {loss_type}", "algorithm.loss", keys, own or {})
+    return made
 
 
 def _find(loss_type: str) -> Any:

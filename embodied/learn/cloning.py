@@ -3,15 +3,16 @@
     loss of an optimizer step = − Σ log p(token | observation) / number of tokens that count
 
 over all tokens of all its samples (:class:`embodied.learn.terms.nll.NllTerm`); those of actions beyond the end of an
-episode do not count, nor those beyond the end of a text. The denominator is that of the whole step, so micro-batches
-only bound memory. Step s of a run takes the places s·B … (s + 1)·B of an endless
-sequence of samples (:func:`embodied.data.samples.order`), so that a resumed run goes on exactly.
+episode do not count, nor those beyond the end of a text. A policy may bring a loss of each action in the place of
+−log p (:mod:`embodied.learn.imitation`). The denominator is that of the whole step, so micro-batches only bound memory.
+Step s of a run takes the places s·B … (s + 1)·B of an endless sequence of samples
+(:func:`embodied.data.samples.order`), so that a resumed run goes on exactly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,24 +21,22 @@ from torch import Tensor
 
 from embodied import instructions
 from embodied.data.ahead import Ahead, Batch
-from embodied.data.demonstrations import Demonstration
 from embodied.data.samples import SampleSource, order, samples_of, spread
-from embodied.data.statistics import ranges
-from embodied.errors import ConfigError
 from embodied.learn import statistics
 from embodied.learn.augment import Augmentation
 from embodied.learn.engine import Engine, Outcome, Stepping, Taken
+from embodied.learn.imitation import demonstrated, make_imitation
 from embodied.learn.passes import offloaded, until_stopped
 from embodied.learn.terms.nll import NllTerm
+from embodied.learn.terms.term import Forward, OptimizerBatch
 from embodied.learn.watch import Passed, Watch, unwatched
 from embodied.parallel.modes import without_dropout
 from embodied.parallel.sharding import Parallel, Replicas
-from embodied.protocols import Clonable, Policy, UsesStatistics
+from embodied.protocols import Policy
 from embodied.random import Stream, generator_seed
-from embodied.schema import Config, SftConfig
-from embodied.types import EnvSpec, Sampling
+from embodied.schema import Config
+from embodied.types import EnvSpec, Evaluation
 
-LIKELIEST = Sampling(do_sample=False)
 LOOKED_AT = 1024  # demonstrated texts, spread over all, that are held against the longest that there may be
 
 
@@ -101,14 +100,8 @@ class Cloner(Stepping):
 
     def __post_init__(self) -> None:
         policy, config = self.policy, self.config
-        if not isinstance(policy, Clonable):
-            raise ConfigError(
-                f"{type(policy).__name__} cannot learn from demonstrations",
-                "choose another model, or add encode_actions (embodied.protocols.Clonable)",
-            )
-        self._encode = policy.encode_actions
-        self._term = NllTerm(policy.spec, type(policy).__name__)
-        self.notes = _use_statistics(policy, config.sft, self.episodes)
+        self._imitation, self._term = make_imitation(policy, config.runner.seed), NllTerm()
+        self.notes = statistics.settle(policy, config.sft, self.episodes)
         chunk = policy.spec.num_action_chunks
         pictures = self.env.obs.get(instructions.PICTURES)
         self.samples = samples_of(self.episodes, chunk, self.env.action, pictures)
@@ -128,11 +121,11 @@ class Cloner(Stepping):
         Raises:
             SpecMismatchError: the policy cannot write one of them.
         """
-        axis, some = self.policy.spec.elements.length_axis, spread(self.samples, LOOKED_AT)
+        axis, some = self._imitation.length_axis, spread(self.samples, LOOKED_AT)
         if axis is None:
             return []
         room = self.policy.spec.elements.shape[axis]
-        lengths = self._encode(torch.from_numpy(self.samples.batch(some)["actions"]))["length"]
+        lengths = self._imitation.encode(torch.from_numpy(self.samples.batch(some)["actions"]))["length"]
         if not (full := int((lengths >= room).sum())):
             return []
         return [
@@ -207,13 +200,13 @@ class Cloner(Stepping):
         seed = self.config.runner.seed
         torch.manual_seed(generator_seed(seed, Stream.DROPOUT, step) + self.engine.parallel.world.rank)  # of dropout
         places, chosen = np.arange(step * size, (step + 1) * size), self._chosen(step, size)
-        counted = int(self._mask(self.samples, chosen).sum())
+        whole = self._optimizer_batch(self.samples, chosen)
 
         def backward(part: np.ndarray) -> float:
             if not len(part):  # because other ranks have a pass to make
-                return self._empty_pass(chosen, places)
+                return self._empty_pass(whole, chosen, places)
             batch = read.take(chosen[part])
-            share = self._term.share(self._logprobs(self.samples, chosen[part], places[part], batch)[0], counted)
+            share = self._share(whole, part, chosen, places, batch)
             self.engine.loss_scale.backward(share)
             return share.item()
 
@@ -236,50 +229,69 @@ class Cloner(Stepping):
     def _micro_batches(self, own: np.ndarray) -> list[np.ndarray]:
         return np.split(own, range(self._micro, len(own), self._micro)) if len(own) else []
 
-    def _empty_pass(self, chosen: np.ndarray, places: np.ndarray) -> float:
+    def _empty_pass(self, whole: OptimizerBatch, chosen: np.ndarray, places: np.ndarray) -> float:
         """A forward and backward pass that counts nothing."""
-        (0.0 * self._logprobs(self.samples, chosen[:1], places[:1])[0].sum()).backward()
+        (0.0 * self._share(whole, np.zeros(1, np.int64), chosen, places)).backward()
         return 0.0
 
     @property
     def _micro(self) -> int:
         return self.config.actor.micro_batch_size
 
-    def _logprobs(
-        self, samples: SampleSource, chosen: np.ndarray, places: np.ndarray | None, batch: Batch | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Log-probs of the demonstrated tokens that count, and whether these are the likeliest: [n] each.
+    def _optimizer_batch(self, samples: SampleSource, chosen: np.ndarray) -> OptimizerBatch:
+        """Masks and weights of the samples ``chosen`` int64 [n]."""
+        steps = torch.from_numpy(samples.mask(chosen).sum(axis=1))
+        counts = self._imitation.counts(steps, lambda: torch.from_numpy(samples.batch(chosen)["actions"]))
+        made = demonstrated(counts, self._imitation.mask(counts))
+        return replace(made, of_terms=(self._term.weights(made),))
+
+    def _share(
+        self, whole: OptimizerBatch, part: np.ndarray, chosen: np.ndarray, places: np.ndarray,
+        batch: Batch | None = None,
+    ) -> Tensor:  # fmt: skip
+        """What the samples ``part`` int64 [m] of a step add to its loss, [].
 
         Args:
-            places: in the run's sequence of samples, for the augmentation; None = no augmentation, and the likeliest
-                tokens are asked for, which takes a second forward pass; none of a policy without ``categories``.
-            batch: of the samples ``chosen``; None = it is read here.
+            chosen: the samples of the step, int64 [n].
+            places: theirs in the run's sequence of samples, int64 [n].
+            batch: of the m samples; None = it is read here.
         """
+        records = self._records(self.samples, chosen[part], batch)
+        if "images" in records:
+            records["images"] = self._augment(records["images"], places[part])
+        encoded = self._imitation.encode(records["actions"])
+        seen = self._forward(records, encoded, whole.part(torch.from_numpy(part), self.device), places[part])
+        loss = self._term.share(seen, *seen.batch.of_terms).loss
+        assert loss is not None
+        return loss
+
+    def _records(self, samples: SampleSource, chosen: np.ndarray, batch: Batch | None) -> dict[str, Tensor]:
+        """Observations, instructions and actions of the samples ``chosen`` int64 [m] on the device, [m, …]."""
         batch = samples.batch(chosen) if batch is None else batch
         records = {name: torch.from_numpy(values).to(self.device) for name, values in batch.items()}
-        if places is not None and "images" in records:
-            records["images"] = self._augment(records["images"], places)
-        told = self.policy.encode_instructions(samples.instructions(chosen))
-        records |= {name: values.to(self.device) for name, values in told.items()}
-        encoded = self._encode(records["actions"])
-        mask = self._mask(samples, chosen).to(self.device)
-        with offloaded(self.config.actor.fsdp_config.activation_offload):
-            result = self.policy.evaluate({**records, **encoded}, Sampling())
-        logprobs = self._term.chosen(result.logprobs, mask)
-        numbers = [name for name in encoded if name in self.policy.spec.categories]
-        if places is not None or not numbers:
-            return logprobs, torch.empty(0)
-        noise = torch.zeros(len(mask), *self.policy.spec.noise.shape, device=self.device)
-        likeliest = self.policy.act(records, noise, LIKELIEST).fields
-        right = [likeliest[name] == encoded[name] for name in numbers]
-        return logprobs, torch.stack(right).all(dim=0).flatten(1)[mask]
+        texts = self.policy.encode_instructions(samples.instructions(chosen))
+        return records | {name: values.to(self.device) for name, values in texts.items()}
 
-    def _mask(self, samples: SampleSource, chosen: np.ndarray) -> Tensor:
-        """Which elements of the samples ``chosen`` int64 [n] count: bool [n, M₀]."""
-        steps, lengths = torch.from_numpy(samples.mask(chosen).sum(axis=1)), None
-        if self._term.needs_length:
-            lengths = self._encode(torch.from_numpy(samples.batch(chosen)["actions"]))["length"].long().cpu()
-        return self._term.mask(steps, lengths)
+    def _forward(
+        self, records: Mapping[str, Tensor], encoded: Mapping[str, Tensor], part: OptimizerBatch, numbers: np.ndarray,
+        validation: bool = False,
+    ) -> Forward:  # fmt: skip
+        """The policy's pass over m samples, whose noise is drawn by ``numbers`` int64 [m]."""
+        with offloaded(self.config.actor.fsdp_config.activation_offload):
+            logprobs = self._imitation.logprobs(records, encoded, numbers, validation)
+        return Forward(part, records, Evaluation(logprobs), None, logprobs, logprobs.detach(), untrained=False)
+
+    def _measured(self, samples: SampleSource, chosen: np.ndarray, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Losses of the elements that count, and whether the demonstrated tokens are the likeliest: [c] each.
+
+        No augmentation. The likeliest tokens take a second forward pass; there are none of continuous actions.
+        """
+        records, whole = self._records(samples, chosen, batch), self._optimizer_batch(samples, chosen)
+        part = whole.part(torch.arange(len(chosen)), self.device)
+        encoded = self._imitation.encode(records["actions"])
+        losses = self._term.losses(self._forward(records, encoded, part, chosen, validation=True), *part.of_terms)
+        right = self._imitation.likeliest(records, encoded)
+        return losses, torch.empty(0) if right is None else right[part.mask]
 
     def validate(self, watch: Watch = unwatched) -> dict[str, float]:
         """Loss and token accuracy on held-out demonstrations and, without augmentation, on as many of the others.
@@ -312,30 +324,8 @@ class Cloner(Stepping):
         gathered = Replicas(self.policy, parallel.world, teams=parallel.teams)
         with self._ahead(samples, parts) as read, parallel.acting(), parallel.splitting(), without_dropout(self.policy):
             for part, _ in until_stopped(parts, passed, gathered):
-                found.append(self._logprobs(samples, part, None, read.take(part)))
-        everything = [one for part in self._group.gather([(lp.cpu(), ok.cpu()) for lp, ok in found]) for one in part]
-        logprobs, right = (torch.cat(column).double() for column in zip(*everything, strict=True))
-        return self._term.mean(logprobs), right.mean().item() if len(right) else None
-
-
-def _use_statistics(policy: Policy, sft: SftConfig, episodes: Sequence[Demonstration]) -> list[str]:
-    """Give the policy its ranges as ``sft.statistics`` says; what to tell the user."""
-    if not isinstance(policy, UsesStatistics):
-        if sft.statistics == "quantiles":
-            raise ConfigError(
-                f"sft.statistics is quantiles, and {type(policy).__name__} spreads no tokens over ranges",
-                "leave out sft.statistics",
-            )
-        return []
-    known = statistics.known(policy)
-    if sft.statistics == "env" and known is not None:
-        raise ConfigError(
-            f"sft.statistics is env, and the policy comes with the ranges '{known['name']}' of its checkpoint",
-            "set sft.statistics=auto, or sft.statistics=quantiles to replace them",
-        )
-    if sft.statistics == "env":
-        return ["ranges of action tokens: the env's"]
-    if sft.statistics == "auto" and known is not None:
-        return [f"ranges of action tokens: '{known['name']}', as the policy's checkpoint has them"]
-    policy.use_statistics("demonstrations", ranges(episodes))
-    return [f"ranges of action tokens: {statistics.kind(policy)} of the demonstrations"]
+                found.append(self._measured(samples, part, read.take(part)))
+        by_rank = self._group.gather([(loss.cpu(), ok.cpu()) for loss, ok in found])
+        everything = [pair for rank in by_rank for pair in rank]
+        losses, right = (torch.cat(column).double() for column in zip(*everything, strict=True))
+        return losses.mean().item(), right.mean().item() if len(right) else None

@@ -7,6 +7,7 @@
 | entropy, aggregated like the policy loss | ``terms/entropy.py`` | measured only |
 | KL towards the reference, aggregated like the policy loss | ``terms/kl.py`` | off |
 | −log-prob, mean over episodes with a positive return | ``terms/positive_nll.py`` | off |
+| terms of the user's, by dotted path (``algorithm.terms``) | ``terms/custom.py`` | none |
 
 The weights of elements are fixed by the optimizer batch (:mod:`embodied.algorithms.aggregation`), so that micro-batches
 only bound memory. What depends on a whole sequence (``gspo``, ``off_policy_masking_delta``) is found in a pass without
@@ -24,44 +25,57 @@ from torch import Tensor
 from embodied.algorithms.importance import log_ratio
 from embodied.algorithms.layout import Counts
 from embodied.learn.batch import Batch
+from embodied.learn.terms.conformance.records import blank_fields
+from embodied.learn.terms.conformance.term import check_term
+from embodied.learn.terms.custom import make_terms
 from embodied.learn.terms.entropy import EntropyTerm
 from embodied.learn.terms.kl import KlTerm
+from embodied.learn.terms.measured import rows_of
 from embodied.learn.terms.policy import PolicyTerm
 from embodied.learn.terms.positive_nll import PositiveNllTerm
 from embodied.learn.terms.term import Forward, Need, OptimizerBatch, Setup, Share, Term
 from embodied.learn.terms.value import ValueTerm
-from embodied.types import Evaluation
+from embodied.protocols import Policy
+from embodied.types import EnvSpec, Evaluation
 
 COMPUTED = (PolicyTerm, KlTerm, ValueTerm, EntropyTerm, PositiveNllTerm)
 """The terms, in the order in which a pass computes them. Gradients are added in the opposite order."""
 
-ADDED = ((PolicyTerm,), (ValueTerm,), (PositiveNllTerm, EntropyTerm), (KlTerm,))
-"""The terms, in the order in which their shares are added; those in one bracket are added first.
+_BRACKETS: tuple[tuple[type[Term], ...], ...] = (
+    (PolicyTerm,), (ValueTerm,), (PositiveNllTerm, EntropyTerm), (KlTerm,),
+)  # fmt: skip
+ADDED = (*_BRACKETS, *((kind,) for kind in COMPUTED if not any(kind in bracket for bracket in _BRACKETS)))
+"""The terms, in the order in which their shares are added; those in one bracket are added first. Terms that no bracket
+names follow, and then those of the user's.
 
 Both orders only decide how sums are rounded. They stay as they are, so that a seeded run repeats bit by bit.
 """
-assert {kind for bracket in ADDED for kind in bracket} == set(COMPUTED), "a term in one list alone is not minimised"
 
 
 class Objective:
     """The loss that ``setup.algorithm`` describes, for policies of ``setup.spec``.
 
     Raises:
-        ConfigError: the policy does not offer what a term needs.
+        ConfigError: the policy does not offer what a term needs, or a metric of a term has no row of its own.
     """
 
     def __init__(self, setup: Setup) -> None:
         self._setup, self.layout, self._level = setup, setup.layout, setup.algorithm.logprob_type
         self.layout.check(self._level, "algorithm.logprob_type")
         made = [kind.make(setup) for kind in COMPUTED]
-        self.terms: tuple[Term, ...] = tuple(term for term in made if term is not None)
+        self._custom = make_terms(setup)
+        self.terms: tuple[Term, ...] = (*(term for term in made if term is not None), *self._custom.values())
+        built_in = {type(term).__name__: term for term in made if term is not None}
+        self.rows = rows_of({**built_in, **self._custom})
         self.needs: frozenset[Need] = frozenset().union(*(term.needs for term in self.terms))
 
-    def checked(self, device: torch.device) -> Objective:
+    def checked(self, policy: Policy, env: EnvSpec, device: torch.device) -> Objective:
         """Tries what a user may have written, before any rollout. Raises ConfigError if it does not fit."""
         for term in self.terms:
             if isinstance(term, PolicyTerm):
                 term.check(device)
+        for name, term in self._custom.items():
+            check_term(term, self._setup, name, device, lambda n: blank_fields(policy, env, n))
         return self
 
     def optimizer_batch(self, batch: Batch, chosen: Tensor) -> OptimizerBatch:
@@ -80,6 +94,7 @@ class Objective:
             torch.zeros(len(chosen), 1),
             None if batch.value_targets is None else batch.value_targets[chosen],
             None if batch.proximal is None else batch.proximal[chosen],
+            elements=int(mask.sum()),
         )
         return replace(made, of_terms=tuple(term.weights(made) for term in self.terms))
 
@@ -110,12 +125,13 @@ class Objective:
             shares: of one pass, as :meth:`shares` gave them.
             value_only: the value loss alone (``critic_warmup_steps``).
         """
-        losses = {
-            type(term): share.loss
+        losses = [
+            (term, share.loss)
             for term, share in zip(self.terms, shares, strict=True)
             if share.loss is not None and (isinstance(term, ValueTerm) or not value_only)
-        }
-        brackets = [[losses[kind] for kind in bracket if kind in losses] for bracket in ADDED]
+        ]
+        brackets = [[loss for kind in bracket for term, loss in losses if type(term) is kind] for bracket in ADDED]
+        brackets += [[loss] for term, loss in losses if type(term) not in COMPUTED]
         first, *rest = [sum(found[1:], start=found[0]) for found in brackets if found]
         return sum(rest, start=first)
 

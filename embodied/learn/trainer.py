@@ -85,11 +85,11 @@ class Trainer(Stepping):
             check_acts_alone(self.parallel)
         self.acting = make_acting(self.policy, algorithm.max_staleness, self.weight_sync_interval)
         self.engine = Engine(self.policy, self.actor, self.parallel, self.iterations, self.max_bad_updates)
-        self._parallel = self.engine.parallel
-        self._group = self._parallel.group
+        self._parallel, self._group = self.engine.parallel, self.engine.parallel.group
         self._kl_coefficient = make_coefficient(algorithm.kl_beta, control.type, control.target_kl, control.horizon)
         setup = Setup(self.policy.spec, algorithm, self.max_steps, self._kl_coefficient, self.recompute_logprobs)
-        self._objective = Objective(setup).checked(self.device)
+        self._objective = Objective(setup).checked(self.policy, self.env, self.device)
+        self.rows = self._objective.rows
         without_gradients = algorithm.logprob_forward_micro_batch_size or self.actor.micro_batch_size
         self._score = Scorer(setup, self.reward, self._objective, without_gradients)
         self._reference = Reference(self.policy) if algorithm.kl_beta else None

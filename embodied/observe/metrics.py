@@ -3,10 +3,34 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 from embodied.errors import did_you_mean
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A row that a term of the loss brings along.
+
+    Args:
+        name: ``train/…``.
+        better: the direction in which it should go, if there is one.
+    """
+
+    name: str
+    meaning: str
+    unit: str = ""
+    better: Literal["higher", "lower", ""] = ""
+
+    @property
+    def text(self) -> str:
+        """Meaning, unit and direction as the table has them."""
+        direction = f"; {self.better} is better" if self.better else ""
+        return ", ".join(filter(None, [self.meaning, self.unit])) + direction
+
 
 METRICS: dict[str, str] = {
     # Episodes of an iteration.
@@ -163,14 +187,14 @@ def of_evaluation(name: str, sampled: bool) -> str:
     return f"{SAMPLED}/{name.removeprefix('eval/')}" if sampled else name
 
 
-def check(names: Iterable[str]) -> None:
-    """Raise if one of ``names`` (or of the keys of a mapping) is not in :data:`METRICS`.
+def check(names: Iterable[str], others: Container[str] = ()) -> None:
+    """Raise if one of ``names`` (or of the keys of a mapping) is neither in :data:`METRICS` nor in ``others``.
 
     Raises:
         ValueError: a name is undocumented. This is a bug of ours, so it is no ``EmbodiedError``.
     """
     for name in names:
-        if not is_documented(name):
+        if name not in others and not is_documented(name):
             raise ValueError(
                 f"undocumented metric '{name}'.{did_you_mean(name, METRICS)} "
                 "Name and meaning belong in embodied/observe/metrics.py"

@@ -92,15 +92,17 @@ class Trackers:
 
     Args:
         optional: names of those whose errors end nothing: such a tracker is turned off, which ``say`` is told once.
+        rows: of metrics that stand in no table of ours.
     """
 
     def __init__(
         self, trackers: Sequence[Tracker] = (), named: Mapping[str, Tracker] | None = None,
-        optional: Iterable[str] = (), say: Callable[[str], None] = print,
+        optional: Iterable[str] = (), say: Callable[[str], None] = print, rows: Iterable[names.Metric] = (),
     ) -> None:  # fmt: skip
         self._named = dict(named or {})
         self._trackers = (*trackers, *self._named.values())
         self._optional, self._say = set(optional), say
+        self._added = {row.name for row in rows}
 
     @property
     def run_ids(self) -> dict[str, str]:
@@ -109,8 +111,8 @@ class Trackers:
         return {name: run_id for name, run_id in ids.items() if run_id is not None}
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log metrics. Raises ValueError for a name that is not in :data:`embodied.observe.metrics.METRICS`."""
-        names.check(metrics)
+        """Log metrics. Raises ValueError for a name without a row."""
+        names.check(metrics, self._added)
         for tracker in self._trackers:
             with self._spared(tracker):
                 tracker.log(step, metrics)
@@ -174,6 +176,8 @@ def _failed(name: str, error: Exception) -> str:
     return f"tracker {name} failed and is off; the run goes on: {type(error).__name__}: {error}"
 
 
+ROWS = "own_metrics.json"
+"""File of a run's folder: meaning and unit of metrics that terms of the user's measure, by name."""
 Maker = Callable[[Path, int | None, str | None], Tracker]  # run folder, step of the resumed checkpoint, run_id
 _KEY = "runner.logger.logger_backends"
 _BACKENDS: dict[str, Maker] = {
@@ -184,7 +188,7 @@ _BACKENDS: dict[str, Maker] = {
 
 def make_trackers(
     backends: Iterable[str], folder: Path, resume_step: int | None = None, run_ids: Mapping[str, str] | None = None,
-    about: About | None = None, say: Callable[[str], None] = print,
+    about: About | None = None, say: Callable[[str], None] = print, rows: Sequence[names.Metric] = (),
 ) -> Trackers:  # fmt: skip
     """Make the trackers called ``backends`` (``runner.logger.logger_backends``). They write below ``folder``.
 
@@ -195,6 +199,7 @@ def make_trackers(
         run_ids: :attr:`Trackers.run_ids` of the resumed run.
         about: what services are told of the run.
         say: is told of a service or a user's tracker that fails.
+        rows: of metrics of the user's; :data:`ROWS` keeps them for reports.
 
     Raises:
         UnknownNameError: a backend is unknown; nothing was opened.
@@ -214,7 +219,16 @@ def make_trackers(
             if name in _BACKENDS:
                 raise
             say(_failed(name, error))
-    return Trackers(named=named, optional=set(named) - set(_BACKENDS), say=say)
+    if rows:
+        _write_rows(folder, rows)
+    return Trackers(named=named, optional=set(named) - set(_BACKENDS), say=say, rows=rows)
+
+
+def _write_rows(folder: Path, rows: Sequence[names.Metric]) -> None:
+    text = json.dumps({row.name: row.text for row in rows}, indent=1, ensure_ascii=False)
+    with _writing(folder / ROWS):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / ROWS).write_text(text + "\n", encoding="utf-8")
 
 
 def _maker(name: str) -> Maker | None:

@@ -28,7 +28,7 @@ from embodied.parallel.same_weights import check_same_weights
 from embodied.parallel.shard_sizes import is_shared, parts_of
 from embodied.parallel.teams import Teams, teams_of
 from embodied.parallel.units import lists_of, units_of
-from embodied.protocols import Policy, SplitsTexts
+from embodied.protocols import HasDemonstrationLoss, Policy, SplitsTexts
 from embodied.schema import AlgorithmConfig, FsdpConfig
 from embodied.schema.fsdp import OF_SHARDS
 
@@ -107,7 +107,8 @@ class Shards(Replicas):
         assert isinstance(policy, nn.Module)
         self._reshard, self._accumulate = fsdp.reshard_after_forward, fsdp.enable_gradient_accumulation
         self._root: Any = policy
-        self._units = shard(policy, fsdp, world, device, "evaluate")
+        passes = ["evaluate", *(["demonstration_loss"] if isinstance(policy, HasDemonstrationLoss) else [])]
+        self._units = shard(policy, fsdp, world, device, *passes)
         super().__init__(policy, world, notes, teams)
         self.in_step = world
 

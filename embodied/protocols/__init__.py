@@ -32,6 +32,7 @@ from embodied.protocols.policy import CountsFlops as CountsFlops
 from embodied.protocols.policy import CountsTokens as CountsTokens
 from embodied.protocols.policy import Decodes as Decodes
 from embodied.protocols.policy import Decoding as Decoding
+from embodied.protocols.policy import HasDemonstrationLoss as HasDemonstrationLoss
 from embodied.protocols.policy import HasExtraState as HasExtraState
 from embodied.protocols.policy import Policy as Policy
 from embodied.protocols.policy import PreparesPictures as PreparesPictures

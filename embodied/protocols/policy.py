@@ -229,6 +229,26 @@ class Clonable(Protocol):
 
 
 @runtime_checkable
+class HasDemonstrationLoss(Protocol):
+    """Learning from demonstrations by a loss of the policy's own, such as flow matching: a policy whose log-probs are
+    not those of tokens may offer it beside :class:`Policy`. Where it is offered, it is what ``embodied.sft`` minimises.
+    """
+
+    def demonstration_loss(self, records: Mapping[str, Tensor], actions: Tensor, noise: Tensor) -> Tensor:
+        """The loss of each of B demonstrated chunks of K actions, float32 [B, K] with gradients. The runtime takes the
+        mean over the actions that were taken; beyond the end of an episode ``actions`` repeats the last one. Called
+        after :meth:`Policy.bind`.
+
+        Args:
+            records: the fields that :meth:`Policy.act` is given, each [B, …].
+            actions: [B, K, …] as the env takes them (``EnvSpec.action``).
+            noise: float32 [B, *spec.noise.shape] of the declared kind, a function of the run's seed and the sample; the
+                only source of randomness beside dropout.
+        """
+        ...
+
+
+@runtime_checkable
 class UsesStatistics(HasExtraState, Protocol):
     """A :class:`Clonable` policy whose tokens are spread over the ranges of the demonstrated actions."""
 

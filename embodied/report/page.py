@@ -85,7 +85,7 @@ def _facts(runs: Sequence[Run]) -> dict[str, Any]:
     found = success.of(runs)
     lines = [_line_chart(chart) for chart in series.charts(runs)]
     pictures = _times_of_several(runs) if several else _times(runs[0])
-    others = series.others(runs)
+    others, own = series.others(runs), series.own_meanings(runs)
     title = runs[0].name.rstrip("/") if not several else f"{len(runs)} runs"
     return {
         "title": title, "several": several, "runs": runs, "version": __version__,
@@ -93,7 +93,7 @@ def _facts(runs: Sequence[Run]) -> dict[str, Any]:
         "groups": series.groups(runs), "lines": lines, "others": others,
         "curves_note": protocols.of_runs(runs),
         "first_other": next((name for name in others if not name.startswith("eval/")), ""),
-        "meanings": {name: series.meaning(name) for name in others},
+        "meanings": {name: series.meaning(name, own) for name in others},
         "perturbed": [(run.name, success.under_perturbations(run)) for run in runs if run.robustness],
         "success": found, "tasks": _task_chart(found), "rates": _rates(runs), **_TIMES, **pictures,
         "settings": settings.settings(runs), "with_config": [run for run in runs if run.config is not None],

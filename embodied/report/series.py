@@ -6,11 +6,14 @@ goes from the lowest to the highest of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from embodied.observe.metrics import METRICS
+from embodied.observe.trackers import ROWS
 from embodied.report import protocols
 from embodied.report.reading import Run
 from embodied.run.folder import MAY_CHANGE, differences
@@ -249,7 +252,21 @@ def others(runs: Sequence[Run]) -> dict[str, dict[str, list[tuple[float, float]]
     return found
 
 
-def meaning(metric: str) -> str:
-    """What a metric is, in words; empty for one that this version does not know."""
+def meaning(metric: str, own: Mapping[str, str] | None = None) -> str:
+    """What a metric is, in words; empty for one that this version does not know.
+
+    Args:
+        own: meanings of metrics that the runs' own terms measure.
+    """
     parts = [part if not part.isdigit() else "<n>" for part in metric.split("/")]
-    return METRICS.get("/".join(parts), "")
+    return METRICS.get("/".join(parts), "") or (own or {}).get(metric, "")
+
+
+def own_meanings(runs: Sequence[Run]) -> dict[str, str]:
+    """Reads the meanings that the runs keep of their own metrics. A file that cannot be read says nothing."""
+    found: dict[str, str] = {}
+    for run in runs:
+        with suppress(OSError, ValueError, AttributeError):
+            rows = json.loads((run.folder / ROWS).read_text(encoding="utf-8"))
+            found |= {str(name): str(text) for name, text in rows.items()}
+    return found

@@ -15,6 +15,7 @@ import torch
 from embodied.learn.threads import training_threads
 from embodied.learn.watch import Passed, Watch
 from embodied.observe.console import Console
+from embodied.observe.metrics import Metric
 from embodied.observe.progress import Phase
 from embodied.observe.screen import Look
 from embodied.observe.services import About
@@ -123,8 +124,9 @@ class Reporter:
                 self.console.say(text)
 
     def open_trackers(
-        self, last_step: int | None, ids: Mapping[str, str], config: Mapping[str, Any], backends: Sequence[str] = ()
-    ) -> None:
+        self, last_step: int | None, ids: Mapping[str, str], config: Mapping[str, Any], backends: Sequence[str] = (),
+        rows: Sequence[Metric] = (),
+    ) -> None:  # fmt: skip
         """Opens the trackers, on rank 0. They drop what they hold of steps after ``last_step``.
 
         Args:
@@ -132,6 +134,7 @@ class Reporter:
             ids: under which they know the run.
             config: the resolved configuration; services get it without its secrets.
             backends: these; none = those of ``runner.logger``.
+            rows: of metrics that terms of the user's measure.
         """
         logger = self._runner.logger
         if self.processes.is_main:
@@ -140,7 +143,7 @@ class Reporter:
             if self._runner.run_id:
                 ids = {**dict.fromkeys(names, self._runner.run_id), **ids}
             self._trackers = make_trackers(
-                names, Path(logger.log_path), last_step, ids, about, self.console.say
+                names, Path(logger.log_path), last_step, ids, about, self.console.say, rows
             )  # fmt: skip
 
     @property

@@ -12,7 +12,7 @@ import numpy as np
 
 from embodied.errors import ConfigError
 from embodied.perturbations import Condition, Perturbed
-from embodied.random import Stream, generator
+from embodied.random import Stream, generator, standard
 from embodied.types import EnvSpec, Episode, Noise, Start
 
 ROUND_IDS = 1 << 40  # between the ids of two sampling rounds: more episodes than a run has
@@ -190,7 +190,4 @@ def video_name(episode: Episode) -> str:
 
 def noise(seed: int, stream: Stream, episode_id: int, t: int, declared: Noise) -> np.ndarray:
     """The noise that one decision consumes: float32 [*declared.shape], a function of its arguments only."""
-    drawn = generator(seed, stream, t, episode_id)
-    if declared.kind == "normal":
-        return drawn.standard_normal(declared.shape, dtype=np.float32)
-    return drawn.random(declared.shape, dtype=np.float32)
+    return standard(generator(seed, stream, t, episode_id), declared.shape, declared.kind)

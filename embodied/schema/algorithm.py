@@ -131,6 +131,11 @@ class AlgorithmConfig(Section):
     loss: dict[str, Any] = Field(
         {}, description="Options of a loss of yours that are no other key of algorithm, by name."
     )
+    terms: dict[str, dict[str, Any]] = Field(
+        {},
+        description="Terms of yours that are added to the loss, by names of your choice: `_target_`, the dotted path "
+        "of its class, and its options (docs/how_to/add_a_loss.md).",
+    )
     behav_imp_weight_cap: float | None = Field(
         2.0,
         gt=0,

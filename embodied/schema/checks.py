@@ -25,6 +25,7 @@ from embodied.schema.rollout_checks import (
     check_schedule_of_rollouts,
 )
 from embodied.schema.runner import check_name
+from embodied.schema.term_checks import check_terms
 from embodied.schema.text_checks import check_lengths, check_order, check_reward_model, check_unused
 
 
@@ -76,6 +77,7 @@ def rules(config: Config) -> Iterator[Callable[[], None]]:
         return
     yield partial(_check_batches, config)
     yield partial(_check_schedule, config)
+    yield partial(check_terms, config)
     if config.runner.task.supervised:
         yield partial(_check_sft, config)
         return

@@ -2,8 +2,8 @@
 
 They drive the whole stack in tests, in seconds and without a simulator:
 ``env.train._target_=embodied.testing.FakeEnv``, ``actor.model._target_=embodied.testing.FakePolicy``.
-:func:`check_env`, :func:`check_batch_env`, :func:`check_policy` and :func:`check_loss` call every method of the
-protocols and say what does not fit. Importing this package does not import torch, since env workers import it.
+:func:`check_env`, :func:`check_batch_env`, :func:`check_policy`, :func:`check_loss` and :func:`check_term` call every
+method of the protocols and say what does not fit. Importing this package does not import torch, as env workers need it.
 """
 
 import importlib
@@ -16,6 +16,7 @@ from embodied.testing.text_env import FakeTextEnv
 
 if TYPE_CHECKING:
     from embodied.algorithms.conformance.loss import check_loss
+    from embodied.learn.terms.conformance.term import check_term
     from embodied.testing.decoder import DecoderPort
     from embodied.testing.flow import FlowPolicy
     from embodied.testing.policy import FakePolicy
@@ -34,6 +35,7 @@ __all__ = [
     "check_env",
     "check_loss",
     "check_policy",
+    "check_term",
 ]
 
 TORCH = {
@@ -43,6 +45,7 @@ TORCH = {
     "FlowPolicy": "flow",
     "check_loss": "embodied.algorithms.conformance.loss",
     "check_policy": "policy_checks",
+    "check_term": "embodied.learn.terms.conformance.term",
 }  # name → module, of this package or in full
 
 

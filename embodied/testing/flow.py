@@ -89,16 +89,32 @@ class FlowPolicy(nn.Module):
         ]
         return Evaluation(torch.stack(found, dim=1))
 
+    def demonstration_loss(self, records: Mapping[str, Tensor], actions: Tensor, noise: Tensor) -> Tensor:
+        """Flow matching: the squared error of the velocity at each step of the chain, on straight lines from noise to
+        ``actions``; the mean over steps and dimensions, [B, K]."""
+        half = ((self.high - self.low) / 2).clamp(min=1e-6)
+        wanted = ((actions - self.low) / half - 1).clamp(-1, 1)
+        errors = []
+        for step in range(self._steps):
+            first, share = noise[:, step], step / self._steps
+            link = first + share * (wanted - first)
+            errors.append((self._velocity(records, link, step) - (wanted - first)).square().mean(dim=-1))
+        return torch.stack(errors).mean(dim=0)
+
     def describe(self) -> Mapping[str, str]:
         return {"model": "flow", "parameters": str(sum(p.numel() for p in self.parameters()))}
 
     def _mean(self, obs: Mapping[str, Tensor], link: Tensor, step: int) -> Tensor:
         """Mean of the next link, float32 [B, K, A]."""
+        return link + self._velocity(obs, link, step) / self._steps
+
+    def _velocity(self, obs: Mapping[str, Tensor], link: Tensor, step: int) -> Tensor:
         time = torch.zeros(len(link), self._steps, device=link.device)
         time[:, step] = 1.0
         state = obs["state"][:, : self._state_dim]
         features = torch.cat([state, self.task(obs["task"]), link.flatten(1), time], dim=-1)
-        return link + self.body(features).view_as(link) / self._steps
+        velocity: Tensor = self.body(features).view_as(link)
+        return velocity
 
     def _log_prob(self, link: Tensor, mean: Tensor, sampling: Sampling) -> Tensor:
         sigma = self._sigma * sampling.temperature

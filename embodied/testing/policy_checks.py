@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,7 +11,8 @@ from torch import Tensor
 from embodied.algorithms.layout import Counts, Layout
 from embodied.errors import SpecMismatchError
 from embodied.instructions import fields_of
-from embodied.protocols import Clonable, Policy
+from embodied.parallel.modes import without_dropout
+from embodied.protocols import Clonable, HasDemonstrationLoss, Policy
 from embodied.types import ContinuousAction, DiscreteAction, EnvSpec, Evaluation, PolicySpec, Sampling
 
 
@@ -21,7 +23,8 @@ def check_policy(policy: Policy, env: EnvSpec, batch: int = 3, tolerance: float 
     range; equal noise gives equal decisions, and other noise others; the likeliest decision does not depend on noise;
     ``evaluate`` agrees with ``act`` on the log-probs; both compute them in each declared number format; every trainable
     parameter gets a gradient; the distribution, if there is one, adds up to one; if there is an ``encode_actions``, it
-    gives an action's fields back.
+    gives an action's fields back; a ``demonstration_loss`` is [B, K], finite, differentiable, of each record alone, and
+    a function of the noise that it is given.
 
     Raises:
         SpecMismatchError: the field, what was got, and what was expected.
@@ -49,6 +52,8 @@ def check_policy(policy: Policy, env: EnvSpec, batch: int = 3, tolerance: float 
         _check_distribution(policy, {**obs, **fields}, sampling, tolerance)
     if isinstance(policy, Clonable):
         _check_encoded_actions(policy, policy.spec, fields)
+    if isinstance(policy, HasDemonstrationLoss):
+        _check_demonstration_loss(policy, obs, fields["actions"], noise)
     _check_new_sentence(policy, obs, noise)
 
 
@@ -170,6 +175,24 @@ def _check_encoded_actions(policy: Clonable, spec: PolicySpec, fields: Mapping[s
         if exact and declared.dtype.startswith("int"):
             differ = (found != fields[name]).float().mean().item()
             _expect(differ < 0.05, "encode_actions() of a decision's actions", f"{differ:.0%} other {name}", "the same")
+
+
+def _check_demonstration_loss(policy: Any, obs: Mapping[str, Tensor], actions: Tensor, noise: Tensor) -> None:
+    what, batch, results = "demonstration_loss()", len(actions), []
+    with without_dropout(policy), torch.random.fork_rng(devices=[]):
+        for seed in (0, 1):  # torch's own generator must not matter
+            torch.manual_seed(seed)
+            results.append(policy.demonstration_loss({**obs, "actions": actions}, actions, noise))
+        first = {name: values[:1] for name, values in obs.items()}
+        alone = policy.demonstration_loss({**first, "actions": actions[:1]}, actions[:1], noise[:1])
+    loss, again = results
+    _expect_field(what, loss, (batch, policy.spec.num_action_chunks), "float32")
+    _expect(bool(loss.isfinite().all()), what, "numbers that are not finite", "finite ones")
+    _expect(loss.requires_grad, what, "no gradient", "a loss that depends on the parameters")
+    _expect(torch.equal(loss, again), f"{what} under equal noise", "another loss", "an equal one: draw nothing besides")
+    _expect(
+        torch.allclose(alone, loss[:1], atol=1e-4), f"{what} of one record", "another loss in a batch", "an equal one"
+    )
 
 
 def _draw(spec: PolicySpec, batch: int, random: torch.Generator) -> Tensor:

@@ -12,6 +12,14 @@ LANES = "models/causal_lm/decoding/lane_decoding.py"
 NAMED = {
     # once a run
     (FROM_HOST, "embodied/run/build.py make_policy"): "the weights",
+    **{
+        (kind, f"embodied/algorithms/conformance/loss.py {function}"): "the loss is tried on made-up records"
+        for kind, functions in (
+            (FROM_HOST, ("_Check._call", "_Check._called.<genexpr>", "_Check._gradient")),
+            (WAITS, ("_Check._called", "_Check._finite", "_Check.gradients", "_Check.records_alone", "_close")),
+        )
+        for function in functions
+    },
     (FROM_HOST, "embodied/testing/policy.py FakePolicy.bind.<genexpr>"): "the fake policy's range of actions",
     (FROM_HOST, "models/openvla_oft/policy.py OpenVLAOFTPolicy._tokenise"): "the table of prompts, with each binding",
     (FROM_HOST, "models/shared/constants.py constant"): "constants, once each",
@@ -72,16 +80,17 @@ NAMED_SFT = {
         WAITS,
         "embodied/learn/loss_scale.py LossScale.backward",
     ): "backward of the index by a mask, which waits as the index does",
-    (FROM_HOST, "embodied/learn/cloning.py Cloner._logprobs.<dictcomp>"): "samples and their instructions",
-    (FROM_HOST, "embodied/learn/cloning.py Cloner._logprobs"): "which tokens count; the host waits for their number",
-    (WAITS, "embodied/learn/cloning.py Cloner._logprobs"): "which tokens count; the host waits for their number",
+    (FROM_HOST, "embodied/learn/cloning.py Cloner._records.<dictcomp>"): "samples and their instructions",
+    (FROM_HOST, "embodied/learn/terms/term.py OptimizerBatch.part.of"): "weights and masks",
+    (FROM_HOST, "embodied/algorithms/layout.py Counts.to"): "the executed steps",
     (FROM_HOST, "embodied/learn/augment.py Augmentation.__call__"): "how the pictures are changed",
     (WAITS, "embodied/learn/cloning.py Cloner._step.backward"): "the loss, after backward",
     (
         WAITS,
-        "embodied/learn/terms/nll.py NllTerm.chosen",
-    ): "log-probs of the tokens that count: the host waits for their number",
+        "embodied/learn/terms/nll.py NllTerm.losses",
+    ): "losses of the tokens that count: the host waits for their number",
     # once a validation
+    (WAITS, "embodied/learn/cloning.py Cloner._measured"): "which tokens count; the host waits for their number",
     (TO_HOST, "embodied/learn/cloning.py Cloner._measure"): "log-probs, and which tokens are the likeliest",
     (TO_HOST, "embodied/learn/cloning.py Cloner._measure.<listcomp>"): "the same",
 }

@@ -6,19 +6,16 @@ are spread over the elements by broadcasting, and the loss curve looks like any 
 
 from __future__ import annotations
 
-import copy
 import inspect
-import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from embodied.algorithms.conformance.blame import blame
 from embodied.algorithms.conformance.inputs import LITTLE, MOST_ELEMENTS, RECORDS, STEPS, Inputs, made_up, where
+from embodied.algorithms.conformance.isolation import copied, one_line, random_state_kept, seed_all
 from embodied.algorithms.importance import sequence_level
 from embodied.algorithms.policy_loss import Anchor, Loss, PolicyLoss
 from embodied.errors import ConfigError, EmbodiedError
@@ -49,7 +46,7 @@ def check_loss(
     Raises:
         ConfigError: what was got and expected, with the line of the loss where it has raised.
     """
-    with _random_state_kept(), torch.enable_grad():
+    with random_state_kept(), torch.enable_grad():
         check = _Check(loss, name, torch.device(device))
         check.anchor()
         check.parameters()
@@ -129,7 +126,7 @@ class _Check:
         """Whether the second call has a gradient, as where the loss is faded in."""
         grads = []
         for inputs in (made_up(elements, step) for step in STEPS):
-            used = _copied(self._loss)
+            used = copied(self._loss)
             for _ in range(2):
                 grads.append(self._gradient(inputs, slice(None), used))
         return any(grad is not None and bool(grad.any()) for grad in grads)
@@ -167,7 +164,7 @@ class _Check:
     def importance(self, inputs: Inputs) -> None:
         """Shape and numbers of the importance weights."""
         proximal, acting = inputs.logprobs.to(self._device), inputs.old.to(self._device)
-        weights = self._guarded(lambda: _copied(self._loss).importance(proximal, acting))
+        weights = self._guarded(lambda: copied(self._loss).importance(proximal, acting))
         self._tensor(weights, "importance()", inputs, torch.float32)
         self._finite(weights, "importance()", inputs)
 
@@ -197,7 +194,7 @@ class _Check:
             (grad,) = torch.autograd.grad(per_token[rows].sum(), leaf, allow_unused=True)
         except RuntimeError as error:
             raise self._wrong(
-                f"gives a per_token that cannot be differentiated ({_line(error)})", "one that depends on logprobs",
+                f"gives a per_token that cannot be differentiated ({one_line(error)})", "one that depends on logprobs",
                 "leave out .backward(), torch.autograd.grad and in-place changes of what per_token is computed from",
             ) from error  # fmt: skip
         return grad
@@ -210,8 +207,8 @@ class _Check:
         old, advantages = inputs.old.to(self._device), inputs.advantages.to(self._device)
         if self._loss.anchor is Anchor.SEQUENCE:
             old = sequence_level(logprobs, (logprobs.detach() - old)[:, :1])
-        called = _copied(self._loss) if loss is None else loss
-        _seed(seed)
+        called = copied(self._loss) if loss is None else loss
+        seed_all(seed)
         found = self._guarded(lambda: called(logprobs, old, advantages))
         if not isinstance(found, PolicyLoss):
             fix = "give PolicyLoss(*result)" if _is_three(found) else f"give {FIELDS} alone, each [N, M]"
@@ -226,7 +223,7 @@ class _Check:
         except Exception as error:
             place = blame(error, type(self._loss))
             raise ConfigError(
-                f"{self._name} raises {type(error).__name__}: {_line(error)} ({place})",
+                f"{self._name} raises {type(error).__name__}: {one_line(error)} ({place})",
                 "mend that line; all tensors are float32 [N, M], and logprobs need a gradient "
                 "(docs/how_to/add_a_loss.md)",
             ) from error
@@ -283,34 +280,3 @@ def _close(one: Tensor, other: Tensor) -> bool:
 
 def _is_three(found: Any) -> bool:
     return isinstance(found, tuple) and len(found) == 3 and all(isinstance(one, Tensor) for one in found)
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
-
-
-def _copied(loss: Any) -> Any:
-    """A loss may count its calls, and these are none of the run's."""
-    try:
-        return copy.deepcopy(loss)
-    except Exception:  # noqa: BLE001 (what cannot be copied raises what it likes)
-        return loss
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-
-
-@contextmanager
-def _random_state_kept() -> Iterator[None]:
-    """A loss may draw numbers; the run's stay the same."""
-    python, arrays = random.getstate(), np.random.get_state()
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=list(devices)):
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(arrays)

@@ -27,6 +27,7 @@ class EntropyTerm:
     """
 
     needs: frozenset[Need] = frozenset()
+    metrics = ("train/entropy",)
 
     def __init__(self, setup: Setup) -> None:
         self._setup, self._options = setup, setup.options(Options)

@@ -70,6 +70,8 @@ class ReferenceKl:
 class KlTerm:
     """``β · Σ w · KL``, with the present value of ``kl_coefficient`` as β."""
 
+    metrics = ("train/kl_reference",)
+
     def __init__(self, setup: Setup) -> None:
         self._coefficient, self._options = setup.kl_coefficient, setup.options(Options)
         self._kl = ReferenceKl(setup)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from embodied.algorithms.conformance.loss import check_loss
 from embodied.algorithms.importance import off_policy, sequence_level
-from embodied.algorithms.metrics import logprob_gap, policy_stats, sum_and_count
+from embodied.algorithms.metrics import STATS, logprob_gap, policy_stats, sum_and_count
 from embodied.algorithms.policy_loss import Anchor, PolicyLoss, make_loss
 from embodied.learn.batch import RECORDED
 from embodied.learn.terms.term import Forward, Need, OptimizerBatch, Setup, Share
@@ -26,6 +26,9 @@ class Options:
 
 class PolicyTerm:
     """``Σ w · importance · loss``. Elements that ``off_policy_masking_delta`` drops stay in the denominators."""
+
+    metrics = ("train/behaviour_weight_mean", "train/logprob_gap", "train/logprob_gap_mean", *STATS)
+    surrogate = True
 
     def __init__(self, setup: Setup) -> None:
         algorithm = setup.algorithm

@@ -22,6 +22,7 @@ class PositiveNllTerm:
     """``−positive_nll_coef · Σ w · lp``, with weights of 0 in episodes that did not pay."""
 
     needs: frozenset[Need] = frozenset()
+    metrics = ()
 
     def __init__(self, setup: Setup) -> None:
         self._options = setup.options(Options)

@@ -7,7 +7,7 @@ Shape letters: n records of an optimizer batch, m records of a forward pass, M e
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Protocol, TypeVar
@@ -21,6 +21,7 @@ from embodied.algorithms.layout import Counts, Layout
 from embodied.algorithms.metrics import PolicyStats
 from embodied.algorithms.rewards import Rewards
 from embodied.errors import ConfigError
+from embodied.observe.metrics import Metric
 from embodied.schema import AlgorithmConfig
 from embodied.types import Evaluation, PolicySpec
 
@@ -103,6 +104,7 @@ class OptimizerBatch:
     value_targets: Tensor | None  # float32 [n, V]; None: no term needs them
     proximal: Tensor | None  # float32 [n, M₀]; None: no term needs them
     of_terms: tuple[Tensor, ...] = ()  # float32 [n, …] each: what Term.weights gave
+    elements: int = 0  # how many count in the whole optimizer batch, also after part()
 
     def __len__(self) -> int:
         return len(self.mask)
@@ -118,7 +120,7 @@ class OptimizerBatch:
             of(self.advantages), of(self.positive), of(self.drift),
             None if self.value_targets is None else of(self.value_targets),
             None if self.proximal is None else of(self.proximal),
-            tuple(of(weights) for weights in self.of_terms),
+            tuple(of(weights) for weights in self.of_terms), self.elements,
         )  # fmt: skip
 
 
@@ -149,12 +151,19 @@ class Share:
 class Term(Protocol):
     """One term of the loss: ``coefficient · Σ weights · loss`` over the elements of an optimizer batch.
 
-    Each term has a classmethod ``make(setup)``. It gives None if the configuration does not ask for the term. It raises
-    ConfigError if the policy does not offer what the term needs.
+    Each term of the repository has a classmethod ``make(setup)``. It gives None if the configuration does not ask for
+    the term. It raises ConfigError if the policy does not offer what the term needs. One of the user's is a dataclass
+    (:mod:`embodied.learn.terms.custom`). A term whose gradient is not that of its value, because it detaches a factor
+    on purpose, has an attribute ``surrogate = True``.
     """
 
     @property
     def needs(self) -> frozenset[Need]: ...
+
+    @property
+    def metrics(self) -> Sequence[str | Metric]:
+        """What :meth:`share` may measure, all of it: rows of its own, and names that have a row already."""
+        ...
 
     def weights(self, batch: OptimizerBatch) -> Tensor:
         """Weights of the elements that this term counts, float32 [n, …]. They hold the denominators of the whole

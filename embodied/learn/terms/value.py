@@ -33,6 +33,7 @@ class ValueTerm:
     """
 
     needs = frozenset({Need.VALUES})
+    metrics = ("train/value_loss",)
 
     def __init__(self, setup: Setup) -> None:
         self._options, self._rewards = setup.options(Options), setup.rewards

@@ -1,0 +1,45 @@
+"""Calls of a user's code that leave no trace in the run."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def one_line(error: Exception) -> str:
+    """The text of an error, for another error's message."""
+    return " ".join(str(error).split())[:300]
+
+
+def copied(tried: Any) -> Any:
+    """Copies what is tried: it may count its calls, and these are none of the run's."""
+    try:
+        return copy.deepcopy(tried)
+    except Exception:  # noqa: BLE001 (what cannot be copied raises what it likes)
+        return tried
+
+
+def seed_all(seed: int) -> None:
+    """Seeds every global generator that a user's code may draw from."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+@contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Keeps the run's generators as they are: what is tried may draw numbers."""
+    python, arrays = random.getstate(), np.random.get_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=list(devices)):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(arrays)

@@ -1,0 +1,181 @@
+"""What a policy says of demonstrated decisions: log-probs of the tokens that stand for the actions, or a loss.
+
+A policy of tokens offers ``encode_actions`` (:class:`embodied.protocols.Clonable`), and its log-probs are taken one by
+one. Any other offers ``demonstration_loss`` (:class:`embodied.protocols.HasDemonstrationLoss`), a loss of each action;
+its negative then stands where a log-prob would, so that one term (:mod:`embodied.learn.terms.nll`) serves both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.algorithms.layout import Counts, Layout, step_mask
+from embodied.errors import ConfigError, SpecMismatchError
+from embodied.learn.terms.term import OptimizerBatch
+from embodied.protocols import Clonable, HasDemonstrationLoss, Policy
+from embodied.random import Stream, generator, standard
+from embodied.types import Sampling
+
+LIKELIEST = Sampling(do_sample=False)
+WRITE = "demonstration_loss(records, actions, noise) (embodied.protocols.HasDemonstrationLoss)"
+
+
+class Imitation(Protocol):
+    """How one policy is asked. M elements of a decision count or do not."""
+
+    @property
+    def length_axis(self) -> int | None:
+        """The axis along which decisions end early, as texts do."""
+        ...
+
+    def encode(self, actions: Tensor) -> Mapping[str, Tensor]:
+        """The fields of a decision that stand for the actions [m, K, …]."""
+        ...
+
+    def counts(self, steps: Tensor, actions: Callable[[], Tensor]) -> Counts:
+        """How much of n decisions counts.
+
+        Args:
+            steps: actions of each that were taken, int64 [n].
+            actions: reads those of the n decisions, if they are needed.
+        """
+        ...
+
+    def mask(self, counts: Counts) -> Tensor:
+        """Which elements count: bool [n, M]."""
+        ...
+
+    def logprobs(
+        self, records: Mapping[str, Tensor], encoded: Mapping[str, Tensor], numbers: np.ndarray, validation: bool
+    ) -> Tensor:
+        """Log-probs of m decisions or the negatives of their losses, float32 [m, M].
+
+        Args:
+            numbers: of the samples, by which their noise is drawn, int64 [m].
+        """
+        ...
+
+    def likeliest(self, records: Mapping[str, Tensor], encoded: Mapping[str, Tensor]) -> Tensor | None:
+        """Which of the demonstrated tokens the policy itself would choose, bool [m, M]; None of continuous actions."""
+        ...
+
+
+def make_imitation(policy: Policy, seed: int) -> Imitation:
+    """Chooses the loss that the policy brings, else the log-probs of tokens.
+
+    Args:
+        seed: of the run.
+
+    Raises:
+        ConfigError: the policy offers neither.
+    """
+    if isinstance(policy, HasDemonstrationLoss):
+        return Losses(policy, seed)
+    return Tokens(policy)
+
+
+class Tokens:
+    """By the log-probs of the tokens that :meth:`embodied.protocols.Clonable.encode_actions` gives."""
+
+    def __init__(self, policy: Policy) -> None:
+        name, spec = type(policy).__name__, policy.spec
+        if not isinstance(policy, Clonable):
+            raise ConfigError(
+                f"{name} cannot learn from demonstrations",
+                "choose another model, or add encode_actions (embodied.protocols.Clonable) for actions that are "
+                f"tokens, {WRITE} for any others",
+            )
+        self._policy: Any = policy
+        self._layout = Layout(spec.elements, spec.num_action_chunks)
+        if "token_level" not in self._layout.levels:
+            raise ConfigError(
+                f"{name} counts its log-probs by {' or '.join(self._layout.levels)}, and learning "
+                "from demonstrations takes them one by one",
+                f"write its method {WRITE}, or choose another model",
+            )
+
+    @property
+    def length_axis(self) -> int | None:
+        return self._layout.elements.length_axis
+
+    def encode(self, actions: Tensor) -> Mapping[str, Tensor]:
+        fields: Mapping[str, Tensor] = self._policy.encode_actions(actions)
+        return fields
+
+    def counts(self, steps: Tensor, actions: Callable[[], Tensor]) -> Counts:
+        if self.length_axis is None:
+            return Counts(steps, None)
+        return Counts(steps, self.encode(actions())["length"].long().cpu())
+
+    def mask(self, counts: Counts) -> Tensor:
+        return self._layout.mask(counts, "token_level")
+
+    def logprobs(
+        self, records: Mapping[str, Tensor], encoded: Mapping[str, Tensor], numbers: np.ndarray, validation: bool
+    ) -> Tensor:
+        logprobs: Tensor = self._policy.evaluate({**records, **encoded}, Sampling()).logprobs
+        return logprobs.flatten(1)
+
+    def likeliest(self, records: Mapping[str, Tensor], encoded: Mapping[str, Tensor]) -> Tensor | None:
+        names, spec = [name for name in encoded if name in self._policy.spec.categories], self._policy.spec
+        if not names:
+            return None
+        m, device = len(records["actions"]), records["actions"].device
+        chosen = self._policy.act(records, torch.zeros(m, *spec.noise.shape, device=device), LIKELIEST).fields
+        return torch.stack([chosen[name] == encoded[name] for name in names]).all(dim=0).flatten(1)
+
+
+class Losses:
+    """By the policy's own loss of each action. A decision has K elements."""
+
+    length_axis = None
+
+    def __init__(self, policy: Any, seed: int) -> None:
+        self._policy, self._seed, self._chunk = policy, seed, policy.spec.num_action_chunks
+
+    def encode(self, actions: Tensor) -> Mapping[str, Tensor]:
+        return {}
+
+    def counts(self, steps: Tensor, actions: Callable[[], Tensor]) -> Counts:
+        return Counts(steps, None)
+
+    def mask(self, counts: Counts) -> Tensor:
+        return step_mask(counts.num_steps, self._chunk)
+
+    def logprobs(
+        self, records: Mapping[str, Tensor], encoded: Mapping[str, Tensor], numbers: np.ndarray, validation: bool
+    ) -> Tensor:
+        actions = records["actions"]
+        noise = torch.from_numpy(self._noise(numbers, validation)).to(actions.device)
+        losses: Tensor = self._policy.demonstration_loss(records, actions, noise)
+        wanted = (len(actions), self._chunk)
+        if losses.shape != wanted:
+            raise SpecMismatchError(
+                f"demonstration_loss() of {type(self._policy).__name__}: got shape {list(losses.shape)}, expected "
+                f"{list(wanted)}",
+                "give a loss of each of the K actions; the runtime averages over those that were taken",
+            )
+        return -losses
+
+    def _noise(self, numbers: np.ndarray, validation: bool) -> np.ndarray:
+        """Float32 [m, *noise.shape], of each sample by its number."""
+        declared, stream = self._policy.spec.noise, Stream.DEMONSTRATION_NOISE
+        drawn = (generator(self._seed, stream, int(number), int(validation)) for number in numbers)
+        return np.stack([standard(one, declared.shape, declared.kind) for one in drawn])
+
+    def likeliest(self, records: Mapping[str, Tensor], encoded: Mapping[str, Tensor]) -> Tensor | None:
+        return None
+
+
+def demonstrated(counts: Counts, mask: Tensor) -> OptimizerBatch:
+    """An optimizer batch of n demonstrated decisions, all of which are wanted alike."""
+    n, elements = len(mask), int(mask.sum())
+    return OptimizerBatch(
+        counts, torch.arange(n), mask, mask.float() / max(elements, 1), torch.ones(mask.shape),
+        torch.ones(n, dtype=torch.bool), torch.zeros(n, 1), None, None, elements=elements,
+    )  # fmt: skip
