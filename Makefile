@@ -32,8 +32,8 @@ train: $(VENV)/.installed renderer
 test: setup smollm
 	$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
 
-QUICK := tests/algorithms tests/client tests/data tests/observe tests/rows tests/test_compose.py tests/test_docs.py \
-  tests/test_files.py tests/test_imports.py tests/test_names.py tests/test_random.py tests/test_schema.py tests/test_spec_json.py
+QUICK := tests/algorithms tests/client tests/data tests/docs/test_docs.py tests/lib tests/observe tests/rows \
+  tests/schema/test_compose.py tests/schema/test_names.py tests/schema/test_schema.py tests/test_imports.py tests/test_random.py
 
 quick: lint
 	$(PY) -m pytest -q -n 2 --dist loadfile $(QUICK) $(ARGS)

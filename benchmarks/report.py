@@ -24,7 +24,7 @@ from _measure import judge, machine, save, spread
 from embodied.observe.video import VideoWriter
 
 ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / "tests"))
+sys.path.append(str(ROOT / "tests" / "helpers"))
 from reported_runs import write_run  # noqa: E402
 
 BARS = {"wall_s": ("<=", 10.0), "mb": ("<=", 30.0)}

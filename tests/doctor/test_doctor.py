@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from small_run import RUN
 
 from embodied.doctor import configuration, report, simulators, sizes
 from embodied.doctor.findings import STATUSES, Finding
@@ -25,9 +26,6 @@ from embodied.run.preflight import check
 from embodied.schema.compose import compose, compose_unchecked
 from embodied.tools import doctor
 from embodied.types import SimulatorNeeds
-
-sys.path.append(str(Path(__file__).parents[1]))
-from small_run import RUN
 
 GB = 2**30
 FAKE = [word for word in RUN if "=" in word]

@@ -1,7 +1,8 @@
 """Small runs and exports of every policy that an earlier version wrote, and what that version answered from them.
 
-    PYTHONPATH=ROOT:tests python tests/earlier/earlier_policies.py [NAME …]    writes both anew (all, or NAME), with the
-                                                                                code that lies in ROOT
+    PYTHONPATH=ROOT:tests/helpers python tests/earlier/earlier_policies.py [NAME …]
+
+writes both anew (all, or NAME), with the code that lies in ROOT.
 
 ``2b4d132/NAME.tar.xz`` is the folder of a run with the checkpoint of its first iteration and, of policies that can be
 exported, exports of it. ``2b4d132/numbers.json`` is what :data:`MEASURES` gave there.

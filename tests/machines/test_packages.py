@@ -22,7 +22,7 @@ ABSENT = ["libero", "math_verify", "pyarrow"]
         ("AssetsMissingError: a.parquet needs the Python package 'pyarrow', which is not installed", "pyarrow"),
         ("E  AssertionError: assert 2 == 0", None),
         ("E  ModuleNotFoundError: No module named 'numpy'", None),
-        ("tests/test_libero_run.py: AssertionError: libero_10 has 10 tasks", None),
+        ("tests/envs/test_libero_run.py: AssertionError: libero_10 has 10 tasks", None),
         ("E  ModuleNotFoundError: No module named 'liberoes'", None),
     ],
 )
@@ -52,7 +52,8 @@ def pytester_like(tmp_path):
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "test_it.py"], cwd=tmp_path,
             capture_output=True, text=True, encoding="utf-8", check=False,
-            env={"PYTHONPATH": f"{tmp_path}:{suite}:{suite.parent}", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
+            env={"PYTHONPATH": f"{tmp_path}:{suite / 'helpers'}:{suite.parent}",
+                 "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},
         )  # fmt: skip
         return done.stdout + done.stderr
 

@@ -6,7 +6,6 @@ environment that has it.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,6 @@ from embodied.types import Sampling
 
 pytest.importorskip("bitsandbytes", reason="see tests/models/test_quantized_package.py", exc_type=ImportError)
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "tests"))
 LORA = {"is_lora": True, "lora_rank": 4, "lora_init_weights": False}
 BITS = pytest.mark.parametrize("bits", [8, 4])
 

@@ -15,19 +15,20 @@ from pathlib import Path
 
 from tree import ROOT, copy_tree
 
+PARTS_OF_RUN = ("dry_runs", "dynamic_sampling", "generations_file", "places", "plans", "protocols", "run", "successes")
 # The rooms that are sampled, and their tests. Of embodied/run, what counts and compares.
 ROOMS: Mapping[str, tuple[str, ...]] = {
     "embodied/observe": ("tests/observe",),
     "embodied/run": (
-        "tests/run", "tests/tools", "tests/test_evaluation.py", "tests/test_dynamic_sampling.py",
-        "tests/test_repeats.py", "tests/test_run.py",
+        *(f"tests/run/test_{name}.py" for name in PARTS_OF_RUN), "tests/tools", "tests/evaluation/test_evaluation.py",
+        "tests/evaluation/test_repeats.py",
     ),
     "embodied/algorithms": ("tests/algorithms",),
     "embodied/learn": ("tests/learn",),
     "embodied/runtime": ("tests/runtime",),
     "embodied/serving": ("tests/serving",),
-    "models/causal_lm": ("tests/models/test_causal_lm_*.py", "tests/models/test_reward_model.py"),
-    "envs/text": ("tests/envs/test_text_*.py", "tests/envs/test_verifiers*.py"),
+    "models/causal_lm": ("tests/models/causal_lm", "tests/models/test_reward_model.py"),
+    "envs/text": ("tests/envs/text",),
 }  # fmt: skip
 ONLY = {
     "embodied/run": (
@@ -38,18 +39,18 @@ ONLY = {
 # Tests of lines that no test runs in its own process: they run in workers, in other ranks, or at import.
 ELSEWHERE = {
     "embodied/runtime/batch.py": ["tests/runtime/test_batch_env.py"],
-    "embodied/runtime/expert.py": ["tests/runtime/test_recorder.py", "tests/test_demos_run.py"],
-    "embodied/runtime/recorder.py": ["tests/runtime/test_recorder.py", "tests/test_demos_run.py"],
+    "embodied/runtime/expert.py": ["tests/runtime/test_recorder.py", "tests/run/test_demos_run.py"],
+    "embodied/runtime/recorder.py": ["tests/runtime/test_recorder.py", "tests/run/test_demos_run.py"],
     "embodied/runtime/fork": ["tests/runtime/test_fork_server.py"],
     "embodied/runtime/channel.py": ["tests/runtime/test_channel.py", "tests/runtime/test_rollout.py"],
     "embodied/runtime/": [
         f"tests/runtime/test_{name}.py" for name in ("rollout", "final_observations", "placement", "slab", "pool")
     ],
     "embodied/algorithms/": ["tests/algorithms/"],
-    "embodied/learn/cloning.py": ["tests/test_sft_run.py", "tests/models/test_oft_cloning.py"],
+    "embodied/learn/cloning.py": ["tests/run/test_sft_run.py", "tests/models/openvla_oft/test_oft_cloning.py"],
     "embodied/learn/": ["tests/learn/"],
-    "models/causal_lm/": ["tests/models/test_causal_lm_"],
-    "envs/text/": ["tests/envs/test_text_", "tests/envs/test_verifiers"],
+    "models/causal_lm/": ["tests/models/causal_lm/"],
+    "envs/text/": ["tests/envs/text/"],
     "embodied/": ["tests/tools/", "tests/observe/", "tests/serving/"],
 }
 HYPOTHESIS = "hypothesis.internal.conjecture.engine.ConjectureRunner.test_function"

@@ -43,7 +43,7 @@ MUTANTS = [
         "embodied/run/collector.py",
         "value_truncated=bootstraps, value_terminated=bootstraps and always",
         "value_truncated=bootstraps and always, value_terminated=bootstraps",
-        ("tests/test_run.py::test_ppo_observes_the_end_of_truncated_episodes_and_of_all_if_told_so",),
+        ("tests/run/test_run.py::test_ppo_observes_the_end_of_truncated_episodes_and_of_all_if_told_so",),
         "truncated episodes would be treated as if their future were worth nothing",
     ),
     Mutant(
@@ -52,8 +52,8 @@ MUTANTS = [
         "self.value_head(read.hidden[:, 0])",
         "self.value_head(read.hidden[:, -1])",
         (
-            "tests/models/test_oft_policy.py::test_the_value_is_read_at_the_last_prompt_token",
-            "tests/models/test_oft_autoregressive.py::test_the_value_is_that_of_the_observation_whatever_is_drawn",
+            "tests/models/openvla_oft/test_oft_policy.py::test_the_value_is_read_at_the_last_prompt_token",
+            "tests/models/openvla_oft/test_oft_autoregressive.py::test_the_value_is_that_of_the_observation_whatever_is_drawn",
         ),
         "the value would depend on the actions that were drawn, and so be no baseline",
     ),
@@ -62,7 +62,7 @@ MUTANTS = [
         "embodied/run/collector.py",
         "self._job(iteration, weight_version), stop,",
         "self._job(iteration, weight_version - 1), stop,",
-        ("tests/test_run.py::test_records_carry_the_version_of_the_weights_that_acted",),
+        ("tests/run/test_run.py::test_records_carry_the_version_of_the_weights_that_acted",),
         "fresh records would count as stale by one update",
     ),
     Mutant(
@@ -86,7 +86,7 @@ MUTANTS = [
         "models/openvla_oft/network/language.py",
         "mask = present[:, None, None, :]",
         "mask = torch.ones_like(present)[:, None, None, :]",
-        ("tests/models/test_oft_original.py::test_a_recorded_case_may_hold_a_padded_batch_of_embeddings",),
+        ("tests/models/openvla_oft/test_oft_original.py::test_a_recorded_case_may_hold_a_padded_batch_of_embeddings",),
         "an observation's logits would depend on the longest instruction of its batch",
     ),
     Mutant(
@@ -94,7 +94,7 @@ MUTANTS = [
         "embodied/run/rl.py",
         "saves.keep(iteration)",
         "pass",
-        ("tests/test_stop.py::test_a_long_update_ends_with_the_pass_in_progress_and_no_earlier_iteration_is_lost",),
+        ("tests/run/test_stop.py::test_a_long_update_ends_with_the_pass_in_progress_and_no_earlier_iteration_is_lost",),
         "a stop in the midst of an update would lose all iterations since the last save",
     ),
     Mutant(
@@ -102,7 +102,7 @@ MUTANTS = [
         "embodied/run/saves.py",
         "        if whole and not there:",
         "        if not there:",
-        ("tests/test_stop.py::test_a_long_update_ends_with_the_pass_in_progress_and_no_earlier_iteration_is_lost",),
+        ("tests/run/test_stop.py::test_a_long_update_ends_with_the_pass_in_progress_and_no_earlier_iteration_is_lost",),
         "the run that goes on would collect with weights between two iterations",
     ),
     Mutant(
@@ -110,7 +110,7 @@ MUTANTS = [
         "embodied/learn/passes.py",
         "        if not go_on:\n            break",
         "        pass",
-        ("tests/test_watching.py::test_passes_end_where_they_are_told_to",),
+        ("tests/run/test_watching.py::test_passes_end_where_they_are_told_to",),
         "a stop would wait for all passes of an optimizer step, and be forgotten if the last one was granted",
     ),
     Mutant(
@@ -118,7 +118,7 @@ MUTANTS = [
         "embodied/learn/cloning.py",
         '"totals": asdict(self._totals)',
         '"totals": {}',
-        ("tests/test_stop.py::test_a_stopped_iteration_of_cloning_goes_on_at_its_next_step",),
+        ("tests/run/test_stop.py::test_a_stopped_iteration_of_cloning_goes_on_at_its_next_step",),
         "cloning that was stopped would take the steps before the stop twice",
     ),
     Mutant(

@@ -1,6 +1,6 @@
 """What the packages of SwanLab, MLflow and Trackio are told, with packages of the tests in their place.
 
-``tests/test_trackers_real.py`` has the packages themselves.
+``tests/observe/test_trackers_real.py`` has the packages themselves.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ def running(pid):
 
 
 def launch(tmp_path, start_method, *wrapper):
-    environment = {**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS}"}
+    environment = {**os.environ, "PYTHONPATH": f"{TESTS.parent}:{TESTS / 'helpers'}"}
     command = [*wrapper, sys.executable, "-c", LAUNCHER, str(tmp_path / "logs"), start_method]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, encoding="utf-8"

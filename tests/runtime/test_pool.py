@@ -351,7 +351,7 @@ with open_rig(Path(sys.argv[1]), fault="hang") as rig:
 
 
 def test_workers_end_with_a_launcher_that_is_killed(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "helpers")}
     with subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, str(tmp_path)],
         stdout=subprocess.PIPE,

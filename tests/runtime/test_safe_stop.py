@@ -137,7 +137,7 @@ with open_rig(folder / "logs", slots=1, workers=1, target="robot_envs.Robot", fo
 
 
 def test_the_robot_is_stopped_also_when_the_launcher_is_killed(tmp_path):
-    command = [sys.executable, "-c", KILLED.format(here=str(HERE)), str(tmp_path)]
+    command = [sys.executable, "-c", KILLED.format(here=str(HERE / "helpers")), str(tmp_path)]
     launcher = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8")
     try:
         assert launcher.stdout is not None

@@ -12,7 +12,7 @@ import torch
 from device import Device
 
 TESTS = Path(__file__).parents[1]
-sys.path += [str(TESTS / "models"), str(TESTS / "learn")]  # causal_lm_texts, test_cloning_steps
+sys.path += [str(TESTS / "models"), str(TESTS / "learn"), str(TESTS / "run")]  # whose helpers and tests are taken
 
 
 @pytest.fixture

@@ -6,12 +6,11 @@ command with an error.
 
 from __future__ import annotations
 
-import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from small_run import RUN
 
 from embodied import cli
 from embodied.errors import ConfigError
@@ -19,9 +18,6 @@ from embodied.observe.console import PlainConsole
 from embodied.run.demonstrations import Demonstrated
 from embodied.serving.loading import Loaded
 from embodied.testing import FakeEnv, FakePolicy
-
-sys.path.append(str(Path(__file__).parents[1]))
-from small_run import RUN
 
 SILENT_S, SLOW_S = 0.02, 0.2
 
