@@ -153,7 +153,7 @@ def _check_same(path: Path, resolved: Mapping[str, Any]) -> Mapping[str, Any] | 
         ) from error
     if "protocol" in resolved:  # a folder of demonstrations says of it what concerns them
         before.setdefault("protocol", defaults(ProtocolConfig))  # runs of before there were protocols
-    differ = [d for d in differences(before, resolved) if not d[0].startswith(MAY_CHANGE) and not _asks_nothing(*d)]
+    differ = [d for d in differences(before, resolved) if not d[0].startswith(MAY_CHANGE) and not _is_new(*d)]
     if differ:
         lines = "\n".join(f"  {key}: {old!r} there, {new!r} now" for key, old, new in differ[:12])
         raise RunFolderError(
@@ -166,8 +166,14 @@ def _check_same(path: Path, resolved: Mapping[str, Any]) -> Mapping[str, Any] | 
 _ABSENT = "(not set)"
 
 
-def _asks_nothing(key: str, old: Any, new: Any) -> bool:
-    return key in NEW_KEYS and old == _ABSENT and new is None
+def _is_new(key: str, old: Any, new: Any) -> bool:
+    """Whether a key has its default, and the run is of a version that did not have the key."""
+    if key in NEW_KEYS and old == _ABSENT and new is None:
+        return True
+    usual: Any = defaults()
+    for part in key.split("."):
+        usual = usual.get(part, _ABSENT) if isinstance(usual, Mapping) else _ABSENT
+    return bool(old == _ABSENT and new == usual)
 
 
 def differences(old: Any, new: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -423,6 +423,19 @@ def test_a_wrong_term_ends_a_run_before_any_worker(monkeypatch, capsys, override
 
 
 @pytest.mark.usefixtures("in_tmp_path")
+def test_a_run_of_before_there_were_terms_goes_on_without_and_not_with_one(capsys):
+    assert train.main([*RUN, "runner.max_epochs=1"]) == 0
+    saved = Path("runs/run/config.yaml")
+    text = saved.read_text(encoding="utf-8")
+    assert text.count("  terms: {}\n") == 1
+    saved.write_text(text.replace("  terms: {}\n", ""), encoding="utf-8")
+    assert train.main([*RUN, MINE + "Right"]) == 2
+    assert "algorithm.terms: '(not set)' there" in capsys.readouterr().err
+    assert train.main(list(RUN)) == 0
+    assert [row["step"] for row in rows()] == [1, 2]
+
+
+@pytest.mark.usefixtures("in_tmp_path")
 def test_supervised_training_takes_no_further_terms(capsys):
     options = ["env=fake", "model=fake", "data=demos", MINE + "Right", "--config-dir", str(HERE / "config")]
     assert sft.main(options) == 2

@@ -15,7 +15,7 @@ NAMED = {
     **{
         (kind, f"embodied/algorithms/conformance/loss.py {function}"): "the loss is tried on made-up records"
         for kind, functions in (
-            (FROM_HOST, ("_Check._call", "_Check._called.<genexpr>", "_Check._gradient")),
+            (FROM_HOST, ("_Check._call", "_Check._called.<genexpr>", "_Check._gradient", "_Check.importance")),
             (WAITS, ("_Check._called", "_Check._finite", "_Check.gradients", "_Check.records_alone", "_close")),
         )
         for function in functions

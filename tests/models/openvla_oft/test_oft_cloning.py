@@ -95,8 +95,10 @@ def test_only_tokens_that_count_are_learnt(make, env: EnvSpec) -> None:
     """An episode of one step: the loss is that of its first action, whatever follows in the chunk."""
     policy = make(num_action_chunks=4)
     one = Cloner(policy, env, bind(CONFIG), episodes(1, 2), [], torch.device("cpu"))
-    logprobs, right = one._logprobs(one.samples, np.array([1, 1]), None)
-    assert logprobs.shape == right.shape == (14,)
-    assert one.validate()["sft/clean_loss"] == pytest.approx(
-        -one._logprobs(one.samples, np.array([0, 1]), None)[0].double().mean().item(), rel=1e-5
-    )
+
+    def measured(*chosen: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return one._measured(one.samples, np.array(chosen), one.samples.batch(np.array(chosen)))
+
+    losses, right = measured(1, 1)
+    assert losses.shape == right.shape == (14,)
+    assert one.validate()["sft/clean_loss"] == pytest.approx(measured(0, 1)[0].double().mean().item(), rel=1e-5)
