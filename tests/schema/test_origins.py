@@ -194,7 +194,7 @@ def test_secrets_are_not_shown(tmp_path):
     text = "\n".join(Origins(of, {}).lines(resolved))
     assert "abcd1234" not in text
     assert "me:pw" not in text
-    assert text.count("(hidden)") == 4
+    assert text.count("(hidden)") == 5
     Origins(of, {}).write(tmp_path)
     assert read(tmp_path) == Origins(of, {})
     composed = compose(
@@ -215,7 +215,7 @@ def test_a_run_that_begins_with_one_before_it_says_its_checkpoint(tmp_path):
     begun = first._beginning_with(
         replace(composed, origins=trace(composed.resolved, composed.trail)), tmp_path / "first", ()
     )
-    assert begun.origins.told("runner.ckpt_path") == f"checkpoint {checkpoint}"
+    assert begun.origins.describe("runner.ckpt_path") == f"checkpoint {checkpoint}"
 
 
 @pytest.mark.parametrize(("name", "said"), [("runner.sede", "Did you mean 'runner.seed'?"), ("", "has no key ''")])
