@@ -188,7 +188,7 @@ def _with_followers(
 def _with_changes_of_protocol(mapping: dict[str, Any], given: Collection[str], trail: Trail) -> dict[str, Any]:
     """The configuration with what its protocol sets, but for keys of the command line."""
     changes = not_given(asked(mapping), given)
-    trail.note(dict.fromkeys(changes, Origin("protocol", str(mapping["protocol"]["name"]))))
+    trail.note(dict.fromkeys(changes, Origin("protocol", mapping["protocol"]["name"] or "without a name")))
     return with_changes(mapping, changes)
 
 

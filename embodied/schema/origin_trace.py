@@ -57,15 +57,10 @@ def _left_out(why: str, setting: Origin | None) -> str:
 
 
 def _origin(key: str, steps: Mapping[str, Origin], settings: Mapping[str, Origin]) -> Origin | None:
-    """The origin of a key, or of the nearest section around it that was set as a whole."""
-    name = key
-    while name:
-        if (step := steps.get(name)) is not None:
-            return step
-        if (setting := settings.get(name)) is not None:
-            return setting
-        name = name.rpartition(".")[0]
-    return None
+    """The origin of a key, or of the nearest section around it that was set as a whole. A step comes after all files
+    and the command line, so it has replaced what these say below its key."""
+    sections = [key, *(key[:place] for place in range(len(key) - 1, 0, -1) if key[place] == ".")]
+    return next((known[name] for known in (steps, settings) for name in sections if name in known), None)
 
 
 def _of_class(key: str, classes: Mapping[str, str]) -> Origin:
