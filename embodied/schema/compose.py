@@ -7,7 +7,7 @@ short_forms.py    hydra_files.py       others.normalise             protocol, si
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
@@ -42,8 +42,8 @@ class Composed:
     record: Record | None = None  # what hydra.output_subdir asks to be written into the run's folder
     command: str = ""  # that composed it, as the user would type it again
     follows: tuple[str, ...] = ()  # keys of env.eval that env.train gave their value on the command line
-    trail: Trail | None = None  # how it was made
-    origins: Origins | None = None  # of its values, for the run's folder
+    trail: Trail | None = field(default=None, compare=False, repr=False)  # how it was made
+    origins: Origins | None = field(default=None, compare=False, repr=False)  # of its values, for the run's folder
 
 
 def compose(overrides: Sequence[str], config_name: str = "train", config_dirs: Sequence[str] = ()) -> Composed:
@@ -188,7 +188,7 @@ def _with_followers(
 def _with_changes_of_protocol(mapping: dict[str, Any], given: Collection[str], trail: Trail) -> dict[str, Any]:
     """The configuration with what its protocol sets, but for keys of the command line."""
     changes = not_given(asked(mapping), given)
-    trail.note(dict.fromkeys(changes, Origin("protocol", str(mapping["protocol"]["name"]))))
+    trail.note(dict.fromkeys(changes, Origin("protocol", mapping["protocol"]["name"] or "without a name")))
     return with_changes(mapping, changes)
 
 

@@ -79,12 +79,13 @@ def files_in_order(overrides: list[str], config_name: str, config_dirs: Sequence
     with _hydra():
         loader = GlobalHydra.instance().config_loader()
         chosen = loader.compute_defaults_list(config_name, _with_search_path(overrides, config_dirs), RunMode.RUN)
-    named = [word for one in overrides if _is_search_path(one) for word in re.findall(r"file://([^,'\"\]]+)", one)]
+    searched = filter(_is_search_path, overrides)
+    named = [word for override in searched for word in re.findall(r"file://([^,'\"\]]+)", override)]
     roots = [Path(root) for root in (*embodied.config.__path__, *named, *config_dirs)]
-    for one in chosen.defaults:
-        files = (root / f"{one.config_path}.yaml" for root in roots)
+    for choice in chosen.defaults:
+        files = (root / f"{choice.config_path}.yaml" for root in roots)
         if (file := next((file for file in files if file.is_file()), None)) is not None:
-            yield file, one.package or ""
+            yield file, choice.package or ""
 
 
 @contextmanager
@@ -102,10 +103,10 @@ def _with_search_path(overrides: list[str], config_dirs: Sequence[str]) -> list[
     """The overrides with the folders in hydra's search path, behind those that it has."""
     if not config_dirs:
         return overrides
-    own = [one for one in overrides if _is_search_path(one)]
-    before = [one.partition("=")[2].strip().removeprefix("[").removesuffix("]") for one in own]
+    searched = [*filter(_is_search_path, overrides)]
+    before = [one.partition("=")[2].strip().removeprefix("[").removesuffix("]") for one in searched]
     folders = [quoted(f"file://{Path(folder).resolve()}") for folder in config_dirs]  # whatever characters they have
-    rest = [one for one in overrides if one not in own]
+    rest = [override for override in overrides if override not in searched]
     return [*rest, f"{SEARCH}=[{','.join([*filter(None, before), *folders])}]"]
 
 

@@ -16,7 +16,7 @@ from embodied.lib import hidden
 from embodied.schema.groups import GROUPS
 from embodied.schema.hydra_files import files_in_order
 from embodied.schema.keys.paths import leaves
-from embodied.schema.origins import Origin, Origins, Trail
+from embodied.schema.origins import Kind, Origin, Origins, Trail
 from embodied.schema.short_forms import expand, readable
 from embodied.schema.table import keys
 
@@ -34,13 +34,13 @@ def trace(resolved: Mapping[str, Any], trail: Trail) -> Origins:
     settings = _settings(trail)
     steps = {key: _with_what_was_before(key, step, settings) for key, step in trail.steps.items()}
     classes = {key.name: key.model.__name__ for key in keys()}
-    quiet = [key for key in trail.left_out if key in classes]
-    found: dict[str, Origin] = {}
+    quiet = {key for key in trail.left_out if key in classes}
+    of: dict[str, Origin] = {}
     for key, value in leaves("", resolved):
-        found[key] = _origin(key, steps, {} if key in quiet else settings) or _of_class(key, classes)
+        of[key] = _origin(key, steps, {} if key in quiet else settings) or _of_class(key, classes)
         if isinstance(value, list):
-            found |= {one: origin for one, origin in settings.items() if one.startswith(f"{key}.")}
-    return Origins(found, {key: _left_out(why, settings.get(key)) for key, why in trail.left_out.items()})
+            of |= {element: origin for element, origin in settings.items() if element.startswith(f"{key}.")}
+    return Origins(of, {key: _left_out(why, settings.get(key)) for key, why in trail.left_out.items()})
 
 
 def _with_what_was_before(key: str, step: Origin, settings: Mapping[str, Origin]) -> Origin:
@@ -48,7 +48,7 @@ def _with_what_was_before(key: str, step: Origin, settings: Mapping[str, Origin]
     if key not in step.keys:
         return step
     before = settings.get(key)
-    others = tuple(one for one in step.keys if one != key)
+    others = tuple(source for source in step.keys if source != key)
     return Origin(step.kind, f"before that: {before.words}" if before else step.text, others)
 
 
@@ -57,15 +57,10 @@ def _left_out(why: str, setting: Origin | None) -> str:
 
 
 def _origin(key: str, steps: Mapping[str, Origin], settings: Mapping[str, Origin]) -> Origin | None:
-    """The origin of a key, or of the nearest section around it that was set as a whole."""
-    name = key
-    while name:
-        if (step := steps.get(name)) is not None:
-            return step
-        if (setting := settings.get(name)) is not None:
-            return setting
-        name = name.rpartition(".")[0]
-    return None
+    """The origin of a key, or of the nearest section around it that was set as a whole. A step comes after all files
+    and the command line, so it has replaced what these say below its key."""
+    sections = [key, *(key[:place] for place in range(len(key) - 1, 0, -1) if key[place] == ".")]
+    return next((known[name] for known in (steps, settings) for name in sections if name in known), None)
 
 
 def _of_class(key: str, classes: Mapping[str, str]) -> Origin:
@@ -77,26 +72,27 @@ def _of_class(key: str, classes: Mapping[str, str]) -> Origin:
 
 def _settings(trail: Trail) -> dict[str, Origin]:
     """Which file and line, or which words of the command line, set a key last."""
-    found = _of_files(trail.expanded, trail.config_name, trail)
+    settings = _of_files(trail.expanded, trail.config_name, trail)
     if trail.protocol is not None:
-        found = {key: origin for key, origin in found.items() if not key.startswith("protocol.")}
         apart = _of_files(trail.protocol, "train", trail)
-        found |= {key: origin for key, origin in apart.items() if key.startswith("protocol.")}
-    for override in trail.overrides:
-        for one in expand([override], trail.config_name, trail.config_dirs):
-            _apply(readable(one), override, found)
-    return found
+        settings = {key: origin for key, origin in settings.items() if not key.startswith("protocol.")}
+        settings |= {key: origin for key, origin in apart.items() if key.startswith("protocol.")}
+    for typed in trail.overrides:
+        for override in expand([typed], trail.config_name, trail.config_dirs):
+            _apply(readable(override), typed, settings)
+    return settings
 
 
 def _of_files(overrides: list[str], config_name: str, trail: Trail) -> dict[str, Origin]:
-    found: dict[str, Origin] = {}
+    """Which file and line set a key last."""
+    settings: dict[str, Origin] = {}
     for file, package in files_in_order(overrides, config_name, trail.config_dirs):
         root = yaml.compose(file.read_text(encoding="utf-8"), Loader=_LOADER)
         for key, node in _nodes(root, package):
             text = node.value if isinstance(node, ScalarNode) and "${" in node.value else None
             words = f"{_relative(file)}, line {node.start_mark.line + 1}"
-            _set(key, _with_references("file", words, key, text), isinstance(node, MappingNode), found)
-    return found
+            _set(key, _with_references("file", words, key, text), isinstance(node, MappingNode), settings)
+    return settings
 
 
 def _nodes(node: Node | None, key: str) -> Iterator[tuple[str, Node]]:
@@ -113,34 +109,31 @@ def _nodes(node: Node | None, key: str) -> Iterator[tuple[str, Node]]:
         yield from _nodes(inner, key if name.value == "<<" else f"{key}.{name.value}".lstrip("."))
 
 
-def _apply(override: str, typed: str, found: dict[str, Origin]) -> None:
+def _apply(override: str, typed: str, settings: dict[str, Origin]) -> None:
     """Takes an override of the command line: what it sets, or leaves out."""
     key = override.lstrip("+~").partition("=")[0]
     if "@" in key or key in GROUPS or key.startswith("hydra."):
         return
     parsed = OverridesParser.create().parse_override(override)
     if parsed.is_delete():
-        for name in [one for one in found if one == key or one.startswith(f"{key}.")]:
-            del found[name]
+        for name in [name for name in settings if name == key or name.startswith(f"{key}.")]:
+            del settings[name]
         return
-    shown = hidden.in_override(typed)
-    value = parsed.value()
-    for name, one in leaves(key, value):
-        text = one if isinstance(one, str) and "${" in one else None
-        origin = _with_references("command line", shown, name, text)
-        _set(name, origin, isinstance(one, Mapping), found)
+    words = hidden.in_override(typed)
+    for name, value in leaves(key, parsed.value()):
+        text = value if isinstance(value, str) and "${" in value else None
+        _set(name, _with_references("command line", words, name, text), isinstance(value, Mapping), settings)
 
 
-def _set(key: str, origin: Origin, keeps_inner: bool, found: dict[str, Origin]) -> None:
+def _set(key: str, origin: Origin, keeps_inner: bool, settings: dict[str, Origin]) -> None:
     """Sets a key; a value that is no mapping takes the place of all that stood below it."""
     if not keeps_inner:
-        for name in [one for one in found if one.startswith(f"{key}.")]:
-            del found[name]
-    found.pop(key, None)
-    found[key] = origin
+        for name in [name for name in settings if name.startswith(f"{key}.")]:
+            del settings[name]
+    settings[key] = origin
 
 
-def _with_references(kind: Any, words: str, key: str, text: str | None) -> Origin:
+def _with_references(kind: Kind, words: str, key: str, text: str | None) -> Origin:
     """The origin of a value, with the keys to which its ``${…}`` refer."""
     if text is None:
         return Origin(kind, words)

@@ -81,9 +81,10 @@ class Trail:
         for key, sources in derivation.sources.items():
             if at(old, key) == at(new, key):
                 continue
-            names = [one for one in sources if one in SAID or one == BACKEND]
-            systems = joined(list(dict.fromkeys(row.name for one in names for row in find(one)))) or "other systems"
-            self.note({key: Origin("translated", systems, sources) if names else Origin("derived", "", sources)})
+            aliases = [name for name in sources if name in SAID or name == BACKEND]
+            systems = joined(list(dict.fromkeys(row.name for name in aliases for row in find(name))))
+            origin = Origin("translated", systems or "other systems", sources)
+            self.note({key: origin if aliases else Origin("derived", "", sources)})
 
 
 @dataclass(frozen=True)
@@ -93,10 +94,10 @@ class Origins:
     of: Mapping[str, Origin]
     left_out: Mapping[str, str]
 
-    def told(self, key: str) -> str:
+    def describe(self, key: str) -> str:
         """Returns where a value comes from; of a value that is made of others, where these come from, too."""
         origin = self._origin(key)
-        others = [f"{one}: {self.of[one].words}" for one in origin.keys if one in self.of]
+        others = [f"{source}: {self.of[source].words}" for source in origin.keys if source in self.of]
         before = [origin.text] if origin.kind == "derived" and origin.text else []
         return "; ".join([origin.words, *others, *before])
 
@@ -109,7 +110,7 @@ class Origins:
         for leaf, whole in leaves("", resolved):
             for key, value in [(leaf, whole), *self._elements(leaf, whole)]:
                 if not below or key == below or key.startswith(f"{below}."):
-                    yield f"{key}: {self._shown(key, value)}  # {self.told(key)}"
+                    yield f"{key}: {self._shown(key, value)}  # {self.describe(key)}"
         for key, why in self.left_out.items():
             if not below or key == below or key.startswith(f"{below}."):
                 yield f"# {key}: {why}"
@@ -120,7 +121,8 @@ class Origins:
     def _elements(self, key: str, value: Any) -> Iterator[tuple[str, Any]]:
         """Elements of a list that have an origin of their own."""
         if isinstance(value, Sequence) and not isinstance(value, str):
-            yield from ((name, one) for place, one in enumerate(value) if (name := f"{key}.{place}") in self.of)
+            names = (f"{key}.{place}" for place in range(len(value)))
+            yield from ((name, element) for name, element in zip(names, value, strict=True) if name in self.of)
 
     def _shown(self, key: str, value: Any) -> str:
         secret = value not in (None, "", False) and any(map(hidden.is_secret, self._origin(key).keys))
@@ -141,7 +143,7 @@ def read(run: Path) -> Origins | None:
     """Returns what a run has written; None if it has written none, or it cannot be read."""
     try:
         plain = json.loads((run / FILE).read_text(encoding="utf-8"))
-        of = {key: Origin(one["kind"], one["text"], tuple(one["keys"])) for key, one in plain["of"].items()}
+        of = {key: Origin(saved["kind"], saved["text"], tuple(saved["keys"])) for key, saved in plain["of"].items()}
         return Origins(of, dict(plain["left_out"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

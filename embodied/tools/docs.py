@@ -31,6 +31,11 @@ def configuration() -> str:
         "--cfg` prints all values of a run. A key that is not listed is refused. Names of choices are taken in any "
         "case: `GRPO` is `grpo`.",
         "",
+        "`--cfg=origin` prints where each value comes from, too: the default of a class, a file and its line, the "
+        "command line, the keys that it is derived from, a name of another system, a protocol, or a checkpoint. A run "
+        "keeps this in `origins.json`, and `embodied explain KEY --run runs/NAME` says it of a key, a section or the "
+        "end of a key. Secrets are not shown.",
+        "",
         "Under `env.train`, `env.eval`, `actor.model` and `reward.model` there are also the keyword arguments of the "
         "class that `_target_` names; its docstring says what they mean (`embodied.envs.libero.LiberoEnv`, "
         "`embodied.models.openvla_oft.build_policy`).",

@@ -184,6 +184,18 @@ def test_every_value_of_a_run_has_an_origin():
     assert [key for key, origin in known.of.items() if origin == Origin("default", "the schema")] == []
 
 
+def test_a_section_that_a_protocol_sets_is_all_the_protocols(tmp_path):
+    (tmp_path / "protocol").mkdir()
+    sets = "{env.eval.init_params: {camera_names: [agentview], camera_heights: 128}}"
+    text = f"name: wide\nenv: embodied.envs.libero.LiberoEnv\nsets: {sets}\n"
+    (tmp_path / "protocol" / "wide.yaml").write_text(text, encoding="utf-8")
+    composed = compose(["env=libero_10", "protocol=wide"], "train", [str(tmp_path)])
+    known = trace(composed.resolved, composed.trail)
+    assert known.describe("env.eval.init_params.camera_heights") == "protocol wide"
+    assert known.describe("env.train.init_params.camera_heights") == "config/env/libero_10.yaml, line 11"
+    assert known.describe("protocol.name") == f"{tmp_path}/protocol/wide.yaml, line 1"
+
+
 def test_secrets_are_not_shown(tmp_path):
     resolved = {"data": {"options": {"api_key": "abcd1234", "url": "https://me:pw@host/x", "header": "abcd1234"}}}
     of = {
@@ -194,7 +206,7 @@ def test_secrets_are_not_shown(tmp_path):
     text = "\n".join(Origins(of, {}).lines(resolved))
     assert "abcd1234" not in text
     assert "me:pw" not in text
-    assert text.count("(hidden)") == 4
+    assert text.count("(hidden)") == 5
     Origins(of, {}).write(tmp_path)
     assert read(tmp_path) == Origins(of, {})
     composed = compose(
@@ -215,7 +227,7 @@ def test_a_run_that_begins_with_one_before_it_says_its_checkpoint(tmp_path):
     begun = first._beginning_with(
         replace(composed, origins=trace(composed.resolved, composed.trail)), tmp_path / "first", ()
     )
-    assert begun.origins.told("runner.ckpt_path") == f"checkpoint {checkpoint}"
+    assert begun.origins.describe("runner.ckpt_path") == f"checkpoint {checkpoint}"
 
 
 @pytest.mark.parametrize(("name", "said"), [("runner.sede", "Did you mean 'runner.seed'?"), ("", "has no key ''")])

@@ -70,12 +70,12 @@ class Others:
         for key in quiet:
             rest = without(rest, key)
         resolved = resolve(rest)
-        found = with_cached_model(resolved)
+        with_folder = with_cached_model(resolved)
         name = at(resolved, PATH)
-        left, refused = without_neutral(found)
+        left, refused = without_neutral(with_folder)
         kept = {key for key, _ in leaves("", left)}
-        dropped = tuple(key for key, _ in leaves("", found) if key not in kept)
-        return Normalised(left, tuple(quiet), dropped, name if at(found, PATH) != name else None, refused)
+        dropped = tuple(key for key, _ in leaves("", with_folder) if key not in kept)
+        return Normalised(left, tuple(quiet), dropped, name if at(with_folder, PATH) != name else None, refused)
 
     def without_no_ops(self, mapping: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a mapping without the accepted keys that ask for nothing, whatever their values are."""

@@ -64,8 +64,8 @@ def _under(key: str, resolved: Mapping[str, Any], known: Origins | None) -> Iter
         yield from known.lines(resolved, below=key)
         return
     value = at(resolved, key)
-    for name, one in leaves(key, value) if value is not MISSING else ():
-        yield f"{name}: {json.dumps(hidden.in_value(name, one), ensure_ascii=False)}  # {_compared(name, one)}"
+    for name, inner in leaves(key, value) if value is not MISSING else ():
+        yield f"{name}: {json.dumps(hidden.in_value(name, inner), ensure_ascii=False)}  # {_compared(name, inner)}"
         yield from (f"  today {line}" for line in settings(name))
 
 
