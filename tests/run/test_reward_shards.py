@@ -102,7 +102,7 @@ def test_shares_score_as_the_whole_does(tmp_path):
     assert main["none"][0], "the other process has no texts"
 
     composed = compose([*RUN, SHARED, f"reward.model.model_path={tmp_path / 'judge'}"], "train", [FOLDERS[1]])
-    memory = of_reward_model(check(composed, Group(0, 2, 0, 2)))
+    memory = of_reward_model(composed.config.reward.model, 2)
     assert memory is not None
     assert memory.held == main["local"] >= other["local"]
     whole = build_reward_model(str(tmp_path / "judge")).network
