@@ -6,10 +6,7 @@ its own, because a GL library that fails half-way cannot be unloaded, and some d
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +16,7 @@ from embodied.errors import RendererUnavailableError, unknown_name
 
 from ..shared.frustum import Frustum, corners
 from ..shared.machine import try_in_process
+from ..shared.memory import release, trim
 from .meshes import coarser
 
 BACKENDS = ("egl", "osmesa")  # EGL first: with a GPU's driver it is the fast one; without a GPU both cost the same
@@ -132,6 +130,8 @@ class Offscreen:
 
         self._mujoco, self._model = mujoco, model
         model.vis.global_.offwidth, model.vis.global_.offheight = width, height
+        if not model.light_castshadow.any():
+            model.vis.quality.shadowsize = 0  # else GL gets a map of 64 MB in which nothing is ever drawn
         self._rect = mujoco.MjrRect(0, 0, width, height)
         self._pixels = np.empty((height, width, 3), np.uint8)
         self._gl = mujoco.GLContext(width, height)
@@ -145,7 +145,8 @@ class Offscreen:
         with coarser(model, mesh_cell):
             self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
-        _release_pages(model.tex_data)
+        release(model.tex_data)
+        trim()
 
     def render(self, data: Any, camera_id: int) -> np.ndarray:
         """Picture of ``data`` (kinematics and cameras computed): uint8 [H, W, 3], GL's rows from below turned by 180°.
@@ -194,15 +195,3 @@ def _may_cull(mujoco: Any, model: Any) -> bool:
     mirrors = model.mat_reflectance[model.geom_matid[shown]] > 0
     known = not model.cam_sensorsize.any()  # cameras given by their field of view
     return known and not mirrors.any() and not model.light_castshadow.any()
-
-
-def _release_pages(array: np.ndarray) -> None:
-    """Gives the whole memory pages of an array back to the system; its content is lost. Saves 30–225 MB a task."""
-    if sys.platform != "linux":
-        return
-    first = -(-array.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
-    last = (array.ctypes.data + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if last > first:
-        libc = ctypes.CDLL(None)
-        libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), ctypes.c_int(mmap.MADV_DONTNEED))
-        libc.malloc_trim(ctypes.c_size_t(0))  # and what building the model has left
