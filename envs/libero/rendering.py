@@ -112,6 +112,16 @@ def _try_backend(name: str, *more: str) -> tuple[bool, str]:
     return try_in_process(_TRIAL, more, {"MUJOCO_GL": name, "PYOPENGL_PLATFORM": name}, "GL_RENDERER=")
 
 
+@dataclass(frozen=True)
+class Pictures:
+    """What is drawn: keys of ``init_params``."""
+
+    cameras: tuple[str, ...]
+    height: int
+    width: int
+    mesh_cell: float
+
+
 _NOT_DRAWN = 5  # a group of geometry that MuJoCo leaves out of pictures
 
 
