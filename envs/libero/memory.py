@@ -72,7 +72,7 @@ _OF_MESHES = {  # (first, count) of a mesh → arrays of its own part each
     ("mesh_polyadr", "mesh_polynum"): ("mesh_polynormal", "mesh_polyvertadr", "mesh_polyvertnum"),
     ("mesh_bvhadr", "mesh_bvhnum"): ("bvh_child", "bvh_nodeid", "bvh_aabb"),
 }
-_SURFACE_SENSORS = ("RANGEFINDER", "GEOMDIST", "GEOMNORMAL", "GEOMFROMTO")
+_SURFACE_SENSORS = ("mjSENS_RANGEFINDER", "mjSENS_GEOMDIST", "mjSENS_GEOMNORMAL", "mjSENS_GEOMFROMTO")
 _LISTS = (  # of a mesh's vertices or polygons: first and count of each one's part in an array
     ("mesh_vertadr", "mesh_vertnum", "mesh_polymapadr", "mesh_polymapnum", "mesh_polymap"),
     ("mesh_polyadr", "mesh_polynum", "mesh_polyvertadr", "mesh_polyvertnum", "mesh_polyvert"),
@@ -94,9 +94,7 @@ def _drawn_meshes(model: Any) -> np.ndarray:
     import mujoco
 
     sensors = mujoco.mjtSensor
-    surfaces = [
-        int(getattr(sensors, f"mjSENS_{kind}")) for kind in _SURFACE_SENSORS if hasattr(sensors, f"mjSENS_{kind}")
-    ]
+    surfaces = [int(getattr(sensors, name)) for name in _SURFACE_SENSORS if hasattr(sensors, name)]
     if model.nplugin or model.nflex or np.isin(model.sensor_type, surfaces).any():
         return np.zeros(0, np.int64)
     solid = (model.geom_contype | model.geom_conaffinity) > 0

@@ -17,7 +17,9 @@ from embodied.errors import RendererUnavailableError, unknown_name
 from ..shared.frustum import Frustum, corners
 from ..shared.machine import try_in_process
 from ..shared.memory import release, trim
+from .memory import release_drawn
 from .meshes import coarser
+from .uploads import leave_canvas, take_canvas
 
 BACKENDS = ("egl", "osmesa")  # EGL first: with a GPU's driver it is the fast one; without a GPU both cost the same
 REMEDY = (
@@ -126,10 +128,11 @@ _NOT_DRAWN = 5  # a group of geometry that MuJoCo leaves out of pictures
 
 
 class Offscreen:
-    """Pictures of one MuJoCo model, in a GL context of its own. Only for the worker, after MUJOCO_GL is set.
+    """Pictures of one MuJoCo model, in the GL context of their size. Only for the worker, after MUJOCO_GL is set.
 
     The scene is set up as robosuite 1.4 sets up its cameras (visual geometry only), so pictures are equal to its.
-    The model's textures are handed over to GL and given up in the model: one ``Offscreen`` a model, for its whole life.
+    The model's textures, and meshes that only pictures need, are handed over to GL and given up in the model: one
+    ``Offscreen`` a model, for its whole life.
 
     Args:
         mesh_cell: as :func:`embodied.envs.libero.meshes.coarser` takes it, m.
@@ -144,8 +147,7 @@ class Offscreen:
             model.vis.quality.shadowsize = 0  # else GL gets a map of 64 MB in which nothing is ever drawn
         self._rect = mujoco.MjrRect(0, 0, width, height)
         self._pixels = np.empty((height, width, 3), np.uint8)
-        self._gl = mujoco.GLContext(width, height)
-        self._gl.make_current()
+        self._canvas = take_canvas(width, height)
         self._scene = mujoco.MjvScene(model, maxgeom=1000)
         self._camera, self._option = mujoco.MjvCamera(), mujoco.MjvOption()
         self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
@@ -153,9 +155,9 @@ class Offscreen:
         self._boxes = np.stack([corners(box[:3] - box[3:], box[:3] + box[3:]) for box in model.geom_aabb])
         self._bounded, self._may_cull = model.geom_rbound > 0, _may_cull(mujoco, model)
         with coarser(model, mesh_cell):
-            self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
-        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
+            self._context, self._used = self._canvas.context(model)
         release(model.tex_data)
+        release_drawn(model)
         trim()
 
     def render(self, data: Any, camera_id: int) -> np.ndarray:
@@ -165,7 +167,8 @@ class Offscreen:
         upright and mirrored left to right.
         """
         mujoco = self._mujoco
-        self._gl.make_current()  # other simulators of this process have contexts too
+        self._canvas.gl.make_current()  # pictures of another size have another
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)  # others draw in this one too
         self._camera.fixedcamid = camera_id
         everything, groups = mujoco.mjtCatBit.mjCAT_ALL, self._model.geom_group
         outside = self._outside(data, camera_id)
@@ -193,9 +196,8 @@ class Offscreen:
         return self._bounded & frustum.misses(boxes)
 
     def close(self) -> None:
-        self._gl.make_current()
-        self._context.free()
-        self._gl.free()
+        self._canvas.free(self._context, self._used)
+        leave_canvas(self._canvas)
 
 
 def _may_cull(mujoco: Any, model: Any) -> bool:
