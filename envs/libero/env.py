@@ -77,9 +77,10 @@ class LiberoEnv:
             ``_task`` are those of their BDDL files. The others have LIBERO's own, so that the scene alone is another.
         task_ids: tasks of the suite that are used, in this order (``Start.task_id`` indexes this list); None = all.
         wait_steps: control steps that objects get to settle after a reset; they count for nothing else.
-        max_cached_simulators: built tasks that are kept; the one used longest ago goes first, and is equal when built
-            again (2–5 s with its GL context). It counts for each env slot: a worker of two slots keeps twice as many.
-            A worker takes 1.4–1.8 GB with one and 0.5–0.8 GB more for each other.
+        max_cached_simulators: built tasks that a worker keeps for all its env slots; the one used longest ago goes
+            first, and is equal when built again (2–5 s with its GL context). Slots in one task share its simulator, and
+            one that a slot is in is kept beyond that number. Without a GPU a worker takes 0.51 GB with one task, and
+            45 MB more for each other of libero_object (``benchmarks/simulator_memory.py``).
         init_params: ``camera_names``, ``camera_heights``, ``camera_widths`` (pixels), each with a default, and
             ``mesh_cell`` (m, 0): in pictures the vertices of a mesh that lie in one cube of this edge are one. 0.01
             costs a sixth of a 64-pixel picture's time without a GPU. 0 gives the benchmark's pictures, another value
