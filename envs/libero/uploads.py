@@ -174,5 +174,5 @@ def _hull(model: Any, number: int) -> np.ndarray:
 def _digest(facts: object, parts: list[np.ndarray]) -> Key:
     hashed = hashlib.sha256(repr(facts).encode())
     for part in parts:
-        hashed.update(np.ascontiguousarray(part))
+        hashed.update(np.ascontiguousarray(part).data)
     return hashed.digest()
