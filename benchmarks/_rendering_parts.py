@@ -76,7 +76,7 @@ def triangles(sim: Any, camera: str, cull: bool) -> int:
 
     offscreen = sim._offscreen
     may, offscreen._may_cull = offscreen._may_cull, offscreen._may_cull and cull
-    offscreen._gl.make_current()
+    offscreen._canvas.gl.make_current()
     query, counted = ctypes.c_uint(), ctypes.c_uint()
     GL.glGenQueries(1, query)
     GL.glBeginQuery(GL.GL_PRIMITIVES_GENERATED, query.value)

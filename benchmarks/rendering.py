@@ -79,8 +79,7 @@ class Table:
 def libero(suite: str, size: int, states: int, renderer: str) -> dict[str, Any]:
     """Both cameras of the suite's first task."""
     from embodied.envs.libero import LiberoEnv
-
-    from embodied.types import Start
+    from embodied.envs.libero.simulator import TaskSimulator
 
     params = {"camera_heights": size, "camera_widths": size}
     envs = [
@@ -90,8 +89,8 @@ def libero(suite: str, size: int, states: int, renderer: str) -> dict[str, Any]:
     sims = []
     for samples, env in zip((4, 0, 4), envs, strict=True):
         env.prepare()
-        env.reset(Start(0, 0, 0))
-        sim = next(iter(env._simulators.values()))
+        sim = TaskSimulator(str(env._tasks[0].bddl_file), env._pictures)  # envs would share that of equal pictures
+        sim.begin(env._init_states[0][0], env._wait_steps)
         sim._model.vis.quality.offsamples = samples
         sim.render(env.spec.cameras[0])  # makes the GL context
         sims.append(sim)
@@ -110,10 +109,10 @@ def libero(suite: str, size: int, states: int, renderer: str) -> dict[str, Any]:
             }
             table.measure(variants)
         for action in drawn[state * CHUNK : (state + 1) * CHUNK]:
-            for env in envs:
-                env.step(action)
-    for env in envs:
-        env.close()
+            for sim in sims:
+                sim.step(np.asarray(action, np.float64))
+    for sim in sims:
+        sim.close()
     return {f"{suite}, {camera}, {size}": table.summary() for camera, table in tables.items()}
 
 

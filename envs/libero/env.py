@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -41,8 +40,9 @@ from .files import (
     read_tasks,
 )
 from .process import prepare_process
-from .rendering import BACKENDS, RendererChoice, check_renderer, draw_frame
-from .simulator import CONTROL_HZ, Pictures, TaskSimulator
+from .rendering import BACKENDS, Pictures, RendererChoice, check_renderer, draw_frame
+from .sharing import EnvSlot
+from .simulator import CONTROL_HZ, TaskSimulator
 
 CAMERAS = ("agentview", "robot0_eye_in_hand", "frontview", "birdview", "sideview", "galleryview", "robot0_robotview")
 _INIT_PARAMS = {
@@ -77,9 +77,10 @@ class LiberoEnv:
             ``_task`` are those of their BDDL files. The others have LIBERO's own, so that the scene alone is another.
         task_ids: tasks of the suite that are used, in this order (``Start.task_id`` indexes this list); None = all.
         wait_steps: control steps that objects get to settle after a reset; they count for nothing else.
-        max_cached_simulators: built tasks that are kept; the one used longest ago goes first, and is equal when built
-            again (2–5 s with its GL context). It counts for each env slot: a worker of two slots keeps twice as many.
-            A worker takes 1.4–1.8 GB with one and 0.5–0.8 GB more for each other.
+        max_cached_simulators: built tasks that a worker keeps for all its env slots; the one used longest ago goes
+            first, and is equal when built again (2–5 s with its GL context). Slots in one task share its simulator, and
+            one that a slot is in is kept beyond that number. Without a GPU a worker takes 0.51 GB with one task, and
+            45 MB more for each other of libero_object (``benchmarks/simulator_memory.py``).
         init_params: ``camera_names``, ``camera_heights``, ``camera_widths`` (pixels), each with a default, and
             ``mesh_cell`` (m, 0): in pictures the vertices of a mesh that lie in one cube of this edge are one. 0.01
             costs a sixth of a 64-pixel picture's time without a GPU. 0 gives the benchmark's pictures, another value
@@ -114,8 +115,7 @@ class LiberoEnv:
         self._init_states = [read_init_states(task.init_states_file) for task in self._tasks]
         self._spec = self._make_spec(MAX_STEPS[task_suite_name])
         self._wait_steps, self._renderer = wait_steps, renderer
-        self._max_cached = max_cached_simulators
-        self._simulators: OrderedDict[int, TaskSimulator] = OrderedDict()  # least recently used first
+        self._slot = EnvSlot(max_cached_simulators)
         self._task_id = -1
         if solves(task_suite_name, task_ids):
             self.expert = self._expert  # so that an env without one does not offer it
@@ -165,28 +165,23 @@ class LiberoEnv:
     def reset(self, start: Start) -> None:
         """``start.seed`` changes nothing: LIBERO randomises nothing beyond the initial state."""
         self._check_start(start)
-        states = self._init_states[start.task_id]
-        self._simulator(start.task_id).begin(start.init_state_id, states[start.init_state_id], self._wait_steps)
-        self._task_id = start.task_id
+        init_state = self._init_states[start.task_id][start.init_state_id]
+        self._enter(start.task_id).begin(init_state, self._wait_steps)
 
     def _check_start(self, start: Start) -> None:
         check_range("task_id of a start", start.task_id, 0, len(self._tasks) - 1)
         last = self._spec.num_init_states[start.task_id] - 1
         check_range("init_state_id of a start", start.init_state_id, 0, last)
 
-    def _simulator(self, task_id: int) -> TaskSimulator:
-        """Takes the simulator from the cache or builds it. Makes room before: no more are held than allowed."""
-        if task_id not in self._simulators:
-            while len(self._simulators) >= self._max_cached:
-                self._simulators.popitem(last=False)[1].close()
-            bddl = str(self._tasks[task_id].bddl_file)
-            self._simulators[task_id] = TaskSimulator(bddl, self._pictures)
-        self._simulators.move_to_end(task_id)
-        return self._simulators[task_id]
+    def _enter(self, task_id: int) -> TaskSimulator:
+        """Goes to a task, whose state is then to be set."""
+        simulator = self._slot.enter(str(self._tasks[task_id].bddl_file), self._pictures)
+        self._task_id = task_id
+        return simulator
 
     @property
     def _current(self) -> TaskSimulator:
-        return self._simulators[self._task_id]
+        return self._slot.simulator
 
     def step(self, action: np.ndarray) -> StepResult:
         success = self._current.step(np.asarray(action, np.float64))
@@ -207,22 +202,20 @@ class LiberoEnv:
 
     def _expert(self) -> Iterator[np.ndarray]:
         """Yields the next action of a scripted policy that reads the objects' poses."""
-        return actions(self._current)
+        return actions(self._slot.scene())
 
     def _mistaken_expert(self) -> Iterator[np.ndarray]:
         """Yields the next action of one that takes another object."""
-        return mistaken_actions(self._current)
+        return mistaken_actions(self._slot.scene())
 
     def get_state(self) -> dict[str, Any]:
         return {"task_id": self._task_id, "simulator": self._current.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._simulator(state["task_id"]).set_state(state["simulator"])
-        self._task_id = state["task_id"]
+        self._enter(state["task_id"]).set_state(state["simulator"])
 
     def close(self) -> None:
-        while self._simulators:
-            self._simulators.popitem()[1].close()
+        self._slot.close()
 
 
 @functools.cache

@@ -26,25 +26,25 @@ class Goals:
         self.all: list[list[str]] = domain.parsed_problem["goal_state"]
         self._places = {name: place_of(domain, self._data, name) for goal in self.all for name in goal[1:]}
         self._gripper = self._data.site_xpos[domain.robots[0].eef_site_id]
-        self._open: list[list[str]] | None = None  # goals not reached; None: not known since the state was set
+        self.open: list[list[str]] | None = None  # goals not reached; None: not known since the state was set
 
     def evaluate(self) -> bool:
         """Evaluates each predicate, as ``_check_success`` does; returns whether all are satisfied."""
-        self._open = [goal for goal in self.all if not self.reached(goal)]
-        return not self._open
+        self.open = [goal for goal in self.all if not self.reached(goal)]
+        return not self.open
 
     def forget(self) -> None:
         """Call after the state was set."""
-        self._open = None
+        self.open = None
 
     def reached(self, goal: list[str]) -> bool:
         return bool(self._domain._eval_predicate(goal))
 
     def progress(self) -> float:
         """Progress in [0, 1), defined in :class:`embodied.envs.libero.LiberoEnv`."""
-        if self._open is None:
+        if self.open is None:
             self.evaluate()
-        goals, open_goals = self.all, self._open or []
+        goals, open_goals = self.all, self.open or []
         best = max((self._nearness(goal) for goal in open_goals), default=0.0)
         return (len(goals) - len(open_goals) + 0.5 * best) / len(goals)
 

@@ -19,6 +19,7 @@ from embodied.lib.cache import cache_folder
 from .control import prepare as prepare_control
 from .control import try_compiler
 from .files import LiberoPaths, write_config
+from .memory import unknown_functions
 
 _MUJOCO_WARNING = (
     "LIBERO's initial states let some objects overlap table or floor; mujoco 3.4 and later throws those up to 0.6 m "
@@ -54,6 +55,8 @@ def prepare_process(paths: LiberoPaths, backend: str, compiled: bool = True) -> 
     prepare_control() if compiled else try_compiler()
     mujoco.set_mju_user_warning(logging.getLogger(__name__).warning)  # else MUJOCO_LOG.TXT in the working folder
     found = {"libero": _distribution(), "mujoco": mujoco.__version__, "assets": str(paths.assets)}
+    if kept := unknown_functions():
+        found["memory"] = kept
     return {**found, "warning": _MUJOCO_WARNING} if _is_newer_than_benchmark(mujoco.__version__) else found
 
 

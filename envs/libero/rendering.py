@@ -6,10 +6,7 @@ its own, because a GL library that fails half-way cannot be unloaded, and some d
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +16,10 @@ from embodied.errors import RendererUnavailableError, unknown_name
 
 from ..shared.frustum import Frustum, corners
 from ..shared.machine import try_in_process
+from ..shared.memory import release, trim
+from .memory import release_drawn
 from .meshes import coarser
+from .uploads import leave_canvas, take_canvas
 
 BACKENDS = ("egl", "osmesa")  # EGL first: with a GPU's driver it is the fast one; without a GPU both cost the same
 REMEDY = (
@@ -114,14 +114,25 @@ def _try_backend(name: str, *more: str) -> tuple[bool, str]:
     return try_in_process(_TRIAL, more, {"MUJOCO_GL": name, "PYOPENGL_PLATFORM": name}, "GL_RENDERER=")
 
 
+@dataclass(frozen=True)
+class Pictures:
+    """What is drawn: keys of ``init_params``."""
+
+    cameras: tuple[str, ...]
+    height: int
+    width: int
+    mesh_cell: float
+
+
 _NOT_DRAWN = 5  # a group of geometry that MuJoCo leaves out of pictures
 
 
 class Offscreen:
-    """Pictures of one MuJoCo model, in a GL context of its own. Only for the worker, after MUJOCO_GL is set.
+    """Pictures of one MuJoCo model, in the GL context of their size. Only for the worker, after MUJOCO_GL is set.
 
     The scene is set up as robosuite 1.4 sets up its cameras (visual geometry only), so pictures are equal to its.
-    The model's textures are handed over to GL and given up in the model: one ``Offscreen`` a model, for its whole life.
+    The model's textures, and meshes that only pictures need, are handed over to GL and given up in the model: one
+    ``Offscreen`` a model, for its whole life.
 
     Args:
         mesh_cell: as :func:`embodied.envs.libero.meshes.coarser` takes it, m.
@@ -132,10 +143,11 @@ class Offscreen:
 
         self._mujoco, self._model = mujoco, model
         model.vis.global_.offwidth, model.vis.global_.offheight = width, height
+        if not model.light_castshadow.any():
+            model.vis.quality.shadowsize = 0  # else GL gets a map of 64 MB in which nothing is ever drawn
         self._rect = mujoco.MjrRect(0, 0, width, height)
         self._pixels = np.empty((height, width, 3), np.uint8)
-        self._gl = mujoco.GLContext(width, height)
-        self._gl.make_current()
+        self._canvas = take_canvas(width, height)
         self._scene = mujoco.MjvScene(model, maxgeom=1000)
         self._camera, self._option = mujoco.MjvCamera(), mujoco.MjvOption()
         self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
@@ -143,9 +155,10 @@ class Offscreen:
         self._boxes = np.stack([corners(box[:3] - box[3:], box[:3] + box[3:]) for box in model.geom_aabb])
         self._bounded, self._may_cull = model.geom_rbound > 0, _may_cull(mujoco, model)
         with coarser(model, mesh_cell):
-            self._context = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
-        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)
-        _release_pages(model.tex_data)
+            self._context, self._used = self._canvas.context(model)
+        release(model.tex_data)
+        release_drawn(model)
+        trim()
 
     def render(self, data: Any, camera_id: int) -> np.ndarray:
         """Picture of ``data`` (kinematics and cameras computed): uint8 [H, W, 3], GL's rows from below turned by 180°.
@@ -154,7 +167,8 @@ class Offscreen:
         upright and mirrored left to right.
         """
         mujoco = self._mujoco
-        self._gl.make_current()  # other simulators of this process have contexts too
+        self._canvas.gl.make_current()  # pictures of another size have another
+        mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN, self._context)  # others draw in this one too
         self._camera.fixedcamid = camera_id
         everything, groups = mujoco.mjtCatBit.mjCAT_ALL, self._model.geom_group
         outside = self._outside(data, camera_id)
@@ -182,9 +196,8 @@ class Offscreen:
         return self._bounded & frustum.misses(boxes)
 
     def close(self) -> None:
-        self._gl.make_current()
-        self._context.free()
-        self._gl.free()
+        self._canvas.free(self._context, self._used)
+        leave_canvas(self._canvas)
 
 
 def _may_cull(mujoco: Any, model: Any) -> bool:
@@ -194,15 +207,3 @@ def _may_cull(mujoco: Any, model: Any) -> bool:
     mirrors = model.mat_reflectance[model.geom_matid[shown]] > 0
     known = not model.cam_sensorsize.any()  # cameras given by their field of view
     return known and not mirrors.any() and not model.light_castshadow.any()
-
-
-def _release_pages(array: np.ndarray) -> None:
-    """Gives the whole memory pages of an array back to the system; its content is lost. Saves 30–225 MB a task."""
-    if sys.platform != "linux":
-        return
-    first = -(-array.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
-    last = (array.ctypes.data + array.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-    if last > first:
-        libc = ctypes.CDLL(None)
-        libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), ctypes.c_int(mmap.MADV_DONTNEED))
-        libc.malloc_trim(ctypes.c_size_t(0))  # and what building the model has left

@@ -29,8 +29,9 @@ from ..shared.rotations import axis_angle, product, quaternion_of, turned
 from .control import make_control
 from .goals import Goals, place_of
 from .grasps import Boxes
+from .memory import copy_data, free_assets, free_description
 from .process import quiet
-from .rendering import Offscreen
+from .rendering import Offscreen, Pictures
 
 CONTROL_HZ = 20
 WAIT_ACTION = np.array([0.0, 0, 0, 0, 0, 0, -1])  # stand still with an open gripper
@@ -63,24 +64,28 @@ class SensorClock:
         return read
 
 
-@dataclass(frozen=True)
-class Pictures:
-    """What is drawn: keys of ``init_params``."""
+@dataclass
+class Suspended:
+    """The state of an env slot while another has its simulator."""
 
-    cameras: tuple[str, ...]
-    height: int
-    width: int
-    mesh_cell: float
+    data: Any  # MuJoCo's, whole
+    beside: dict[str, Any]  # what of :meth:`TaskSimulator.get_state` is not in it
+    open_goals: list[list[str]] | None
+    pictures: dict[str, np.ndarray]
 
 
 class TaskSimulator:
-    """Simulates one task. Building takes seconds; going to an initial state 0.1 s the first time, then 0.1 ms."""
+    """Simulates one task. Building takes seconds; going to an initial state 0.1 s the first time, then 0.1 ms.
 
-    def __init__(self, bddl_file: str, pictures: Pictures) -> None:
+    Args:
+        keep_assets: keep decoded textures and meshes, so that the next build takes 1 instead of 3 CPU seconds.
+    """
+
+    def __init__(self, bddl_file: str, pictures: Pictures, keep_assets: bool = False) -> None:
         import mujoco
 
         self._mujoco, self._wanted = mujoco, pictures
-        self._domain = _build(bddl_file)
+        self._domain = _build(bddl_file, keep_assets)
         self._robot = self._domain.robots[0]
         self._model, self._data = self._domain.sim.model._model, self._domain.sim.data._data
         # positions and velocities are all that the controller reads, so it needs only the first half of MuJoCo's step
@@ -94,19 +99,20 @@ class TaskSimulator:
         self._clock.tick(force=True)  # as the original's reset does
         self._note_sensors()
         self._after_reset = self.get_state()
-        self._settled: dict[int, dict[str, Any]] = {}  # by initial state; the same start comes group_size times
+        self._settled: dict[Any, dict[str, Any]] = {}  # by start and wait; the same start comes group_size times
         self._offscreen: Offscreen | None = None
         self._pictures: dict[str, np.ndarray] = {}
 
-    def begin(self, init_state_id: int, init_state: np.ndarray, wait_steps: int) -> None:
+    def begin(self, init_state: np.ndarray, wait_steps: int) -> None:
         """Goes to an initial state [1 + nq + nv] and lets the objects settle for ``wait_steps`` control steps."""
-        if init_state_id not in self._settled:
+        start = (init_state.tobytes(), wait_steps)
+        if start not in self._settled:
             self.set_state(self._after_reset)
             self._place(init_state)
             for _ in range(wait_steps):
                 self.step(WAIT_ACTION)
-            self._settled[init_state_id] = self.get_state()
-        self.set_state(self._settled[init_state_id])
+            self._settled[start] = self.get_state()
+        self.set_state(self._settled[start])
 
     def _place(self, init_state: np.ndarray) -> None:
         """Does what the original's ``set_init_state`` does, without its rendering."""
@@ -182,22 +188,27 @@ class TaskSimulator:
 
     def get_state(self) -> dict[str, Any]:
         """Everything that later steps, rewards and pictures depend on; the arrays are copies."""
-        return copy.deepcopy(
-            {
-                "physics": self._physics(),
-                "controller": self._controller_state(),
-                "gripper": self._robot.gripper.current_action,
-                "site_rgba": self._model.site_rgba,
-                "lit_sites": self._lit_sites(),
-                "clock": self._clock.state,
-                "shown": (self._shown_qpos, self._shown_site_rgba, self._gripper_qpos),
-                "cameras": (self._model.cam_pos, self._model.cam_quat),
-            }
-        )
+        return copy.deepcopy({"physics": self._physics(), **self._beside_physics()})
 
     def set_state(self, state: dict[str, Any]) -> None:
         state = copy.deepcopy(state)
         self._mujoco.mj_setState(self._model, self._data, state["physics"], _integration(self._mujoco))
+        self._set_beside_physics(state)
+        self._goals.forget()
+        self._pictures = {}
+
+    def _beside_physics(self) -> dict[str, Any]:
+        return {
+            "controller": self._controller_state(),
+            "gripper": self._robot.gripper.current_action,
+            "site_rgba": self._model.site_rgba,
+            "lit_sites": self._lit_sites(),
+            "clock": self._clock.state,
+            "shown": (self._shown_qpos, self._shown_site_rgba, self._gripper_qpos),
+            "cameras": (self._model.cam_pos, self._model.cam_quat),
+        }
+
+    def _set_beside_physics(self, state: dict[str, Any]) -> None:
         vars(self._robot.controller).update(state["controller"])
         self._robot.gripper.current_action = state["gripper"]
         self._model.site_rgba[:] = state["site_rgba"]
@@ -206,8 +217,22 @@ class TaskSimulator:
         self._clock.state = state["clock"]
         self._shown_qpos, self._shown_site_rgba, self._gripper_qpos = state["shown"]
         self._model.cam_pos[:], self._model.cam_quat[:] = state["cameras"]
-        self._goals.forget()
-        self._pictures = {}
+
+    def suspend(self, before: Suspended | None) -> Suspended:
+        """Puts the state away for :meth:`resume`, with all that was computed from it: poses, contacts, pictures.
+
+        Args:
+            before: what was put away for the same slot last time; its memory is used again.
+        """
+        data = self._mujoco.MjData(self._model) if before is None else before.data
+        copy_data(self._model, self._data, data)
+        return Suspended(data, copy.deepcopy(self._beside_physics()), self._goals.open, self._pictures)
+
+    def resume(self, state: Suspended) -> None:
+        """Goes on from what :meth:`suspend` has put away. The arrays are the simulator's from now on."""
+        copy_data(self._model, state.data, self._data)
+        self._set_beside_physics(state.beside)
+        self._goals.open, self._pictures = state.open_goals, state.pictures
 
     def _physics(self) -> np.ndarray:
         """Time, positions, velocities, controls and the solver's warm start."""
@@ -300,14 +325,18 @@ def _integration(mujoco: Any) -> int:
     return int(mujoco.mjtState.mjSTATE_INTEGRATION)
 
 
-def _build(bddl_file: str) -> Any:
+def _build(bddl_file: str, keep_assets: bool) -> Any:
     """Builds the robosuite environment and resets it once, with its fixtures placed by a fixed seed; no GL."""
     from libero.libero.envs.env_wrapper import ControlEnv
 
     others = np.random.get_state()
     with quiet():
         env = ControlEnv(bddl_file_name=bddl_file, use_camera_obs=False, has_offscreen_renderer=False)
+        free_description()  # the reset compiles another: without this both would be held at once
         np.random.seed(_PLACEMENT_SEED)
         env.reset()
+        free_description()
     np.random.set_state(others)
+    if not keep_assets:
+        free_assets()
     return env.env

@@ -18,6 +18,7 @@ import numpy as np
 from embodied.errors import ConfigError, SpecMismatchError, unknown_name
 from embodied.types import StepResult
 
+from ..shared.memory import trim
 from .build import make_env
 from .cameras import Cameras
 from .controller import cache_ee_pose
@@ -68,7 +69,7 @@ class TaskSimulator:
         self._options: dict[str, Any] = {}  # of the last that was begun
         self._actions: list[np.ndarray] = []  # of the episode, where a state can be saved
         self._pictures: dict[str, Any] = {}  # of the present state: camera → uint8 [N, H, W, 3], on the device
-        self._moved = MovedCameras()
+        self._moved, self._trim_once = MovedCameras(), functools.cache(trim)  # imports and shaders leave 60 MB
         self._fast: FastStep | None = None  # of the present episode; on a GPU none
         self._may_cull = not self._on_gpu and params.shader_pack == "minimal"
         self._culling: Culling | None = None
@@ -224,6 +225,7 @@ class TaskSimulator:
         with self._torch.inference_mode():
             if not self._pictures:
                 self._pictures = self._through_get_obs() if self._through_env else self._rendered()
+                self._trim_once()
             chosen = [self._pictures[name][list(slots)] for name in cameras]
             return self._torch.stack(chosen, dim=1).cpu().numpy()
 

@@ -1,0 +1,128 @@
+"""Lets the env slots of a process share its simulators.
+
+Of the slots that are in one task, one has the simulator; the others' states are kept beside it, and change places with
+that one's when their turn comes: 0.5 to 0.8 ms, once a chunk.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakSet
+
+from .memory import function
+from .rendering import Pictures
+from .simulator import Suspended, TaskSimulator
+
+Key = tuple[str, Pictures, object]  # BDDL file, what is drawn, whose it is alone (None: everybody's)
+
+
+@dataclass(eq=False)
+class Shared:
+    """A simulator with its slots."""
+
+    simulator: TaskSimulator
+    users: WeakSet[EnvSlot] = field(default_factory=WeakSet)  # that were in its task, and may come back
+    inside: WeakSet[EnvSlot] = field(default_factory=WeakSet)  # that are in its task now
+    holders: WeakSet[EnvSlot] = field(default_factory=WeakSet)  # whose state it has: one slot, or none
+
+    def turn_to(self, slot: EnvSlot) -> None:
+        """Puts away the state of the slot whose turn it was. That of the next is then to be set."""
+        for holder in self.holders - WeakSet([slot]):
+            holder.suspended = self.simulator.suspend(holder.suspended)
+        self.holders = WeakSet([slot])
+
+
+class Simulators:
+    """The simulators of a process, the one used longest ago first."""
+
+    def __init__(self) -> None:
+        self._shared: OrderedDict[Key, Shared] = OrderedDict()
+        self._evicts = False  # simulators are closed to make room, so that they are built again and again
+
+    def take(self, slot: EnvSlot, key: Key, limit: int) -> Shared:
+        """Gives the simulator of a task, and builds it if there is none."""
+        if key not in self._shared:
+            self._make_room(limit)
+            bddl_file, pictures, _ = key
+            self._shared[key] = Shared(TaskSimulator(bddl_file, pictures, keep_assets=self._evicts))
+        self._shared.move_to_end(key)
+        shared = self._shared[key]
+        shared.users.add(slot)
+        return shared
+
+    def _make_room(self, limit: int) -> None:
+        """Closes simulators until another may be built; none that a slot is in, for which it would be built again at
+        that slot's next turn."""
+        idle = [key for key, shared in self._shared.items() if not shared.inside]
+        for key in idle[: max(0, len(self._shared) + 1 - limit)]:
+            self._shared.pop(key).simulator.close()
+            self._evicts = True
+
+    def forget(self, slot: EnvSlot) -> None:
+        """Closes what no other slot may come back to."""
+        for key, shared in [*self._shared.items()]:
+            shared.users.discard(slot)
+            if not shared.users:
+                self._shared.pop(key).simulator.close()
+
+
+_OF_PROCESS = Simulators()
+
+
+class EnvSlot:
+    """An env slot's place among those that share the simulators of this process.
+
+    Args:
+        limit: simulators that the process keeps. Those that a slot is in are kept beyond that.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._shared: Shared | None = None
+        self.suspended: Suspended | None = None  # the slot's state while another has its simulator
+
+    def enter(self, bddl_file: str, pictures: Pictures) -> TaskSimulator:
+        """Goes to a task. Its simulator has anybody's state, and this slot's is to be set at once."""
+        self._leave()
+        alone = self if function("mj_copyData") is None else None
+        self._shared = _OF_PROCESS.take(self, (bddl_file, pictures, alone), self._limit)
+        self._shared.inside.add(self)
+        self._shared.turn_to(self)
+        return self._shared.simulator
+
+    @property
+    def simulator(self) -> TaskSimulator:
+        """The simulator with this slot's state. Another slot's turn may come before the next use: ask again."""
+        shared = self._shared
+        assert shared is not None, "reset() comes first"
+        if self not in shared.holders:
+            assert self.suspended is not None
+            shared.turn_to(self)
+            shared.simulator.resume(self.suspended)
+        return shared.simulator
+
+    def scene(self) -> Any:
+        """The slot's ``experts.Scene``, for scripts that go on after the turns of other slots."""
+        return _Scene(self)
+
+    def _leave(self) -> None:
+        if self._shared is not None:
+            self._shared.inside.discard(self)
+            self._shared.holders.discard(self)
+        self._shared = self.suspended = None
+
+    def close(self) -> None:
+        self._leave()
+        _OF_PROCESS.forget(self)
+
+
+class _Scene:
+    """Asks for the simulator anew at each reading."""
+
+    def __init__(self, slot: EnvSlot) -> None:
+        self._slot = slot
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._slot.simulator, name)

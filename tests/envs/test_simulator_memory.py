@@ -1,0 +1,96 @@
+"""What simulators leave in memory: MuJoCo's leftovers of a build, pages that are given back."""
+
+import mmap
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from embodied.envs.libero import memory
+from embodied.envs.shared.memory import release
+
+pytestmark = pytest.mark.sim
+MB = 2**20
+
+
+def test_released_pages_read_as_zero_and_their_neighbours_stay():
+    pages = np.full(4 * mmap.PAGESIZE, 7, np.uint8)
+    release(pages[100:-100])
+    first = -(pages.ctypes.data + 100) % mmap.PAGESIZE + 100
+    last = len(pages) - 100 - (pages.ctypes.data + len(pages) - 100) % mmap.PAGESIZE
+    assert (pages[:first] == 7).all()
+    assert (pages[last:] == 7).all()
+    assert last - first >= 2 * mmap.PAGESIZE
+    assert not pages[first:last].any()
+
+
+def test_a_function_that_mujoco_lacks_is_skipped_and_said(sim, monkeypatch):
+    assert memory.unknown_functions() is None
+    assert "memory" not in sim.prepare().extra
+    have = memory.function
+    monkeypatch.setattr(memory, "function", lambda name, result=None: None if "Last" in name else have(name, result))
+    memory.free_description()
+    assert memory.unknown_functions() == (
+        "this mujoco has no mj_freeLastXML: a worker keeps the description of the scene that was built last, "
+        "about 400 MB"
+    )
+    monkeypatch.setattr(memory, "function", lambda name, result=None: None)
+    memory.free_assets()
+    assert "mj_getCache, mj_clearCache" in memory.unknown_functions()
+
+
+def test_the_doctor_shows_what_stays_in_memory(sim, monkeypatch):
+    from embodied.envs.libero import process
+
+    monkeypatch.setattr(process, "unknown_functions", lambda: "this mujoco has no mj_freeLastXML")
+    assert sim._try_imports().extra["memory"] == "this mujoco has no mj_freeLastXML"
+
+
+BUILT = """
+import json
+import re
+from pathlib import Path
+from embodied.envs.libero import LiberoEnv, memory
+from embodied.types import Start
+
+def anonymous():
+    text = Path("/proc/self/smaps_rollup").read_text()
+    return int(re.search(r"Pss_Anon: *([0-9]+)", text)[1]) / 1024
+
+env = LiberoEnv("libero_object", task_ids=[0], init_params={"camera_heights": 64, "camera_widths": 64})
+env.prepare()
+before = anonymous()
+env.reset(Start(0, 0, 0))
+built = anonymous()
+size = memory.function("mj_getCacheSize", memory.ctypes.c_size_t)
+cached = size(memory.ctypes.c_void_p(memory.function("mj_getCache", memory.ctypes.c_void_p)()))
+env.frame()
+model, drawn = env._current._model, env._current._offscreen._context
+print(json.dumps({"built": built - before, "cached": cached, "drawn": anonymous() - before,
+                  "casts": bool(model.light_castshadow.any()), "shadow": drawn.shadowSize}))
+"""
+
+
+@pytest.fixture(scope="module")
+def built(sim):
+    """MB that the first task takes, in a process of its own."""
+    import json
+
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", BUILT], env=environment, check=True, capture_output=True, text=True
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_build_leaves_the_model_and_little_else(built):
+    assert built["built"] < 350, "the model is 259 MB; with MuJoCo's leftovers it was 1100"
+    assert built["cached"] == 0
+
+
+def test_no_shadow_map_is_made_where_no_light_casts_shadows(built):
+    assert not built["casts"]
+    assert built["shadow"] == 0
