@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from embodied import schema
 from embodied.errors import ConfigError
-from embodied.schema import compose as composing
 from embodied.schema.binding import with_derived
-from embodied.schema.compose import compose
+from embodied.schema.compose import compose, compose_unchecked
 from embodied.schema.foreign import column, rows
 from embodied.schema.keys.paths import with_changes
 from embodied.schema.links import derived
@@ -69,7 +69,8 @@ def test_a_wrong_derived_value_is_refused_with_the_same_words(mapping, changes):
 
 def test_a_configuration_is_bound_once(monkeypatch):
     calls: list[object] = []
-    monkeypatch.setattr(composing, "bind", lambda mapping: calls.append(mapping) or schema.bind(mapping))
+    module = sys.modules[compose.__module__]
+    monkeypatch.setattr(module, "bind", lambda mapping: calls.append(mapping) or schema.bind(mapping))
     config = compose([*TEXT, "runner.max_steps=2", "actor.enable_offload=true"], "train", CONFIG).config
     assert len(calls) == 1
     assert config.runner.max_epochs == 2
@@ -80,7 +81,7 @@ def test_each_derived_value_says_the_keys_that_it_follows_from():
         *TEXT, "reward.reward_type=exact", "data.val_rollout_batch_size=2", "runner.max_steps=1",
         "data.validation_shuffle=true", "env.train.data=null", "env.eval.data=null",
     )  # fmt: skip
-    config = composing.compose_unchecked(words, "train", CONFIG).config
+    config = compose_unchecked(words, "train", CONFIG).config
     found = derived(config)
     assert set(found.values) == set(found.sources) != set()
     assert all(found.sources.values())

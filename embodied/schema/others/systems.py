@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from embodied.errors import ConfigError
-from embodied.schema import foreign_hints
+from embodied.schema.foreign_hints import elsewhere, hint, instead
 from embodied.schema.foreign_said import Lookup, unknown
 from embodied.schema.foreign_values import Settings
 from embodied.schema.hub_cache import PATH, with_cached_model
@@ -43,15 +43,15 @@ class Others:
 
     def hint(self, key: str, value: Any = None) -> str:
         """Returns what a key of another system is here, as the end of a sentence; empty if no system has it."""
-        return foreign_hints.hint(key, value, self.known)
+        return hint(key, value, self.known)
 
     def elsewhere(self, key: str, value: Any = None) -> str:
         """Does the same for a key that another system has in another section."""
-        return foreign_hints.elsewhere(key, value, self.known)
+        return elsewhere(key, value, self.known)
 
     def instead(self, key: str, value: Any) -> Settings:
         """Returns what to set instead of a key of another system; nothing where that is not known exactly."""
-        return foreign_hints.instead(key, value, self.known)
+        return instead(key, value, self.known)
 
     def normalise(
         self, mapping: Mapping[str, Any], resolve: Callable[[dict[str, Any]], dict[str, Any]]

@@ -11,9 +11,9 @@ import yaml
 
 from embodied.errors import ConfigError, did_you_mean
 from embodied.lib import hidden
-from embodied.schema import defaults, origins
+from embodied.schema import defaults
 from embodied.schema.keys.paths import MISSING, at, leaves
-from embodied.schema.origins import Origins
+from embodied.schema.origins import FILE, Origins, read
 from embodied.tools.library.sources import settings
 
 CONFIG = "config.yaml"
@@ -25,7 +25,7 @@ def of_run(name: str, run: Path) -> list[str]:
     Raises:
         ConfigError: the folder is none of a run, or the run has no such key.
     """
-    resolved, known = _configuration(run), origins.read(run)
+    resolved, known = _configuration(run), read(run)
     wanted = name.partition("=")[0].lstrip("+~")
     lines = [*_under(wanted, resolved, known)]
     if not lines and wanted:
@@ -39,7 +39,7 @@ def of_run(name: str, run: Path) -> list[str]:
         )
     if known is None:
         lines.append(
-            f"{run / origins.FILE} is not there or cannot be read, so what set these values is not known: an earlier "
+            f"{run / FILE} is not there or cannot be read, so what set these values is not known: an earlier "
             "version started the run"
         )
     return lines
@@ -48,15 +48,15 @@ def of_run(name: str, run: Path) -> list[str]:
 def _configuration(run: Path) -> dict[str, Any]:
     file = run / CONFIG
     try:
-        read = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(
             f"cannot read {file}: {getattr(error, 'strerror', None) or error}",
             "give the folder of a run, e.g. --run runs/NAME",
         ) from error
-    if not isinstance(read, dict):
+    if not isinstance(content, dict):
         raise ConfigError(f"{file} has no keys", "give the folder of a run, e.g. --run runs/NAME")
-    return read
+    return content
 
 
 def _under(key: str, resolved: Mapping[str, Any], known: Origins | None) -> Iterator[str]:
