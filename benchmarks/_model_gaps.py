@@ -11,7 +11,8 @@ import torch
 from _measure import save
 from embodied.models.openvla_oft import Settings
 from embodied.models.openvla_oft.build import build
-from embodied.models.openvla_oft.policy import FORMATS, OpenVLAOFTPolicy
+from embodied.models.openvla_oft.policy import OpenVLAOFTPolicy
+from embodied.models.shared.files import FORMATS
 from torch import Tensor
 
 from embodied.types import ArraySpec, ContinuousAction, EnvSpec, Sampling

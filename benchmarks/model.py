@@ -36,7 +36,8 @@ from embodied.models.openvla_oft import Settings
 from embodied.models.openvla_oft.build import build
 from embodied.models.openvla_oft.network.flops import forward_flops, training_flops
 from embodied.models.openvla_oft.network.model import Inputs
-from embodied.models.openvla_oft.policy import FORMATS, OpenVLAOFTPolicy
+from embodied.models.openvla_oft.policy import OpenVLAOFTPolicy
+from embodied.models.shared.files import FORMATS
 from torch import Tensor
 
 from embodied.runtime.capture import CapturedAct
