@@ -6,6 +6,7 @@ that one's when their turn comes: 0.5 to 0.8 ms, once a chunk.
 
 from __future__ import annotations
 
+import atexit
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,8 +68,14 @@ class Simulators:
             if not shared.users:
                 self._shared.pop(key).simulator.close()
 
+    def close(self) -> None:
+        """Closes all, also those of envs that nobody closed."""
+        while self._shared:
+            self._shared.popitem()[1].simulator.close()
+
 
 _OF_PROCESS = Simulators()
+atexit.register(_OF_PROCESS.close)  # later the interpreter has taken GL apart
 
 
 class EnvSlot:
