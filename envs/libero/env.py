@@ -80,7 +80,7 @@ class LiberoEnv:
         max_cached_simulators: built tasks that a worker keeps for all its env slots; the one used longest ago goes
             first, and is equal when built again (2–5 s with its GL context). Slots in one task share its simulator, and
             one that a slot is in is kept beyond that number. Without a GPU a worker takes 0.51 GB with one task, and
-            45 MB more for each other of libero_object (``benchmarks/simulator_memory.py``); 0.4 GB more once it closes
+            29–43 MB more for each other of libero_object (``benchmarks/simulator_memory.py``); 0.4 GB more once it closes
             one to build another, since it then keeps what it has decoded of MuJoCo's files.
         init_params: ``camera_names``, ``camera_heights``, ``camera_widths`` (pixels), each with a default, and
             ``mesh_cell`` (m, 0): in pictures the vertices of a mesh that lie in one cube of this edge are one. 0.01

@@ -7,6 +7,7 @@ that one's when their turn comes: 0.5 to 0.8 ms, once a chunk.
 from __future__ import annotations
 
 import atexit
+import functools
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,11 +41,13 @@ class Simulators:
 
     def __init__(self) -> None:
         self._shared: OrderedDict[Key, Shared] = OrderedDict()
+        self._close_at_exit = functools.cache(lambda: atexit.register(self.close))
         self._evicts = False  # simulators are closed to make room, so that they are built again and again
 
     def take(self, slot: EnvSlot, key: Key, limit: int) -> Shared:
         """Gives the simulator of a task, and builds it if there is none."""
         if key not in self._shared:
+            self._close_at_exit()  # not sooner: what is registered last runs first, and MuJoCo's own handler ends GL
             self._make_room(limit)
             bddl_file, pictures, _ = key
             self._shared[key] = Shared(TaskSimulator(bddl_file, pictures, keep_assets=self._evicts))
@@ -75,7 +78,6 @@ class Simulators:
 
 
 _OF_PROCESS = Simulators()
-atexit.register(_OF_PROCESS.close)  # later the interpreter has taken GL apart
 
 
 class EnvSlot:
