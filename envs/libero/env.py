@@ -79,8 +79,9 @@ class LiberoEnv:
         wait_steps: control steps that objects get to settle after a reset; they count for nothing else.
         max_cached_simulators: built tasks that a worker keeps for all its env slots; the one used longest ago goes
             first, and is equal when built again (2–5 s with its GL context). Slots in one task share its simulator, and
-            one that a slot is in is kept beyond that number. Without a GPU a worker takes 0.51 GB with one task, and
-            45 MB more for each other of libero_object (``benchmarks/simulator_memory.py``).
+            one that a slot is in is kept beyond that number. Without a GPU a worker takes 0.52 GB with one task, and
+            29–43 MB more for each other of libero_object (``benchmarks/simulator_memory.py``). Once it closes one to
+            build another it takes 0.4 GB more, since it then keeps what it has decoded of MuJoCo's files.
         init_params: ``camera_names``, ``camera_heights``, ``camera_widths`` (pixels), each with a default, and
             ``mesh_cell`` (m, 0): in pictures the vertices of a mesh that lie in one cube of this edge are one. 0.01
             costs a sixth of a 64-pixel picture's time without a GPU. 0 gives the benchmark's pictures, another value

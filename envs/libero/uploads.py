@@ -6,6 +6,7 @@ textures that the canvas has by content, and display lists that call those of th
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,6 +38,7 @@ class Canvas:
 
         self.size = (width, height)
         self.gl = mujoco.GLContext(width, height)
+        atexit.register(self.gl.free)  # where nobody closes the env: later the interpreter has taken GL apart
         self.users = 0
         self._uploads: dict[Key, Upload] = {}
 
@@ -121,6 +123,7 @@ def leave_canvas(canvas: Canvas) -> None:
     canvas.users -= 1
     if not canvas.users:
         del _CANVASES[canvas.size]
+        atexit.unregister(canvas.gl.free)
         canvas.gl.free()
 
 
