@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from embodied.errors import ConfigError
 
+from ..failures import VerifierFailed
 from ..verdict import Problem, Verdict
 from .answers import last_boxed, read, text_of
-from .failures import VerifierFailed
 
 LETTERS = "ABCDEFGHIJ"
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from embodied.errors import ConfigError, did_you_mean
 
+from ..failures import VerifierFailed
 from ..verdict import Problem, Verdict
-from .failures import VerifierFailed
 from .full_prompt import FullPrompts
 from .guarded import described
 from .signatures import FULL_PROMPT, PROMPT, Arguments, accepted, arguments, score, signature_of

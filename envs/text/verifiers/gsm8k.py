@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
+from ..failures import VerifierFailed
 from ..verdict import Problem, Verdict
 from .answers import canonical, read, spelling, text_of
 from .answers.characters import digits
-from .failures import VerifierFailed
 
 MARK = "####"
 _WRITTEN = re.compile(

@@ -30,8 +30,8 @@ from typing import Any, Protocol
 from embodied.errors import EmbodiedError
 from embodied.lib.child import end_with_parent
 
+from ..failures import VerifierFailed
 from ..verdict import Problem, Verdict, Verifier
-from .failures import VerifierFailed
 
 MAX_FUNCTIONS = 256
 """Functions that a helper inherits: reasoning-gym has some hundred tasks."""

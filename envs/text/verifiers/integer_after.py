@@ -6,9 +6,9 @@ import re
 
 from embodied.errors import ConfigError
 
+from ..failures import VerifierFailed
 from ..verdict import Problem, Verdict
 from .answers import MAX_DIGITS, text_of
-from .failures import VerifierFailed
 
 _INTEGER = re.compile(rf"\s*([+-]?[0-9]{{1,{MAX_DIGITS}}})\s*")
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from embodied.errors import ConfigError, did_you_mean, unknown_name
 
+from ..failures import Tolerant
 from ..verdict import Problem
 from .boxed import Boxed
 from .choice import Choice
 from .custom import Custom
 from .exact import Exact
-from .failures import Tolerant
 from .format import Format
 from .gsm8k import Gsm8k
 from .guarded import Guarded

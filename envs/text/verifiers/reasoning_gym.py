@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ..failures import VerifierFailed
 from ..verdict import Problem, Verdict
 from .answers import canonical
 from .choice import last_tagged
-from .failures import VerifierFailed
 
 ENTRY, SCORER = "entry", "scorer"
 """Fields of a problem: the item as reasoning-gym made it, and ``score_answer(answer, entry)`` → 0 to 1 of its task."""

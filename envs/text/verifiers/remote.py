@@ -16,9 +16,9 @@ import numpy as np
 
 from embodied.errors import ConfigError
 
+from ..failures import VerifierFailed
 from ..verdict import Problem, Verdict
 from .answers import canonical
-from .failures import VerifierFailed
 from .full_prompt import FullPrompts
 
 MAX_ANSWER_BYTES = 2**20

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 from embodied.errors import ConfigError, unknown_name
 
+from ..failures import VerifierFailed
 from ..verdict import Problem
 from .answers import canonical
-from .failures import VerifierFailed
 
 MARKS = {"verl": ("solution_str", "ground_truth"), "trl": ("completions",), "cosmos": ("to_be_evaluated",)}
 """Parameters that a function of each signature has."""

@@ -13,10 +13,10 @@ from typing import Any
 
 from embodied.errors import AssetsMissingError
 
+from ..failures import VerifierFailed
 from ..verdict import Problem, Verdict
 from .answers import Answer, equal, gold_of, last_boxed, read, spelling_beside
 from .answers.tokens import FUNCTIONS, GREEK
-from .failures import VerifierFailed
 
 PACKAGE = "math-verify==0.9.0"
 INSTALL = f"pip install {PACKAGE}, or 'embodied-rl[text]' which brings it along"

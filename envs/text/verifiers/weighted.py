@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..failures import Tolerant
 from ..verdict import Problem, Verdict
-from .failures import Tolerant
 from .guarded import Guarded
 from .remote import Remote
 

@@ -10,10 +10,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from embodied.envs.text.failures import VerifierFailed
 from embodied.envs.text.verdict import Problem
 from embodied.envs.text.verifiers import Weighted, make_verifier
 from embodied.envs.text.verifiers.answers import MAX_DIGITS, read, same, text_of
-from embodied.envs.text.verifiers.failures import VerifierFailed
 
 from embodied.errors import ConfigError
 

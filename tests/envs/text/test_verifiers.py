@@ -3,11 +3,11 @@
 import time
 
 import pytest
+from embodied.envs.text.failures import TOO_MANY, WINDOW, Tolerant, VerifierFailed
 from embodied.envs.text.verdict import Problem, Verdict
 from embodied.envs.text.verifiers import make_verifier
 from embodied.envs.text.verifiers.answers import MAX_DIGITS, canonical, last_boxed, read, same
 from embodied.envs.text.verifiers.choice import Choice
-from embodied.envs.text.verifiers.failures import TOO_MANY, WINDOW, Tolerant, VerifierFailed
 
 from embodied.errors import ConfigError, UnknownNameError
 

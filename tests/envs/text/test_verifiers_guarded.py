@@ -13,9 +13,9 @@ from types import MappingProxyType
 import imageio.v2 as imageio
 import numpy as np
 import pytest
+from embodied.envs.text.failures import VerifierFailed
 from embodied.envs.text.verdict import Problem, Verdict
 from embodied.envs.text.verifiers import make_verifier
-from embodied.envs.text.verifiers.failures import VerifierFailed
 from embodied.envs.text.verifiers.guarded import MAX_FUNCTIONS, Guarded
 
 from embodied.errors import ConfigError

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
+from ...failures import VerifierFailed
 from ...verdict import Problem
-from ..failures import VerifierFailed
 from .boxes import last_boxed
 from .reading import read
 from .values import Answer
