@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from embodied.errors import ConfigError
 
-from ..verdict import Problem, Verdict, Verifier
+from .verdict import Problem, Verdict, Verifier
 
 KINDS = ("errors", "timeouts", "deaths")
 """errors: it raised, or gave no number; timeouts: it did not end in time; deaths: its process ended."""
