@@ -35,10 +35,10 @@ def held(resolved: dict[str, Any], name: str) -> None:
     assert {key: at(resolved, key) for key in wanted} == wanted
 
 
-def holds_or_is_refused(name: str, *given: str) -> None:
+def holds_or_is_refused(name: str, *given: str, entry: str = "train") -> None:
     said, resolved = "", None
     try:
-        resolved = composed(*given, f"protocol={name}", entry="train")
+        resolved = composed(*given, f"protocol={name}", entry=entry)
     except ConfigError as error:
         said = str(error)
     if resolved is None:
@@ -57,8 +57,8 @@ def test_a_protocol_of_the_command_line_holds_whole_beside_an_experiment_with_it
 @pytest.mark.parametrize("name", sorted(PROTOCOLS))
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_each_protocol_beside_each_experiment_holds_whole_or_is_refused(experiment, name):
-    given = ["actor.model.model_path=x", "data.train_data_paths=[x]"]
-    holds_or_is_refused(name, f"experiment={experiment}", *given)
+    given, entry = ["actor.model.model_path=x"], "sft" if experiment.endswith("sft") else "train"
+    holds_or_is_refused(name, f"experiment={experiment}", *given, entry=entry)
 
 
 @pytest.mark.slow
