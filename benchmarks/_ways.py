@@ -20,9 +20,9 @@ from _envs import NO_LIMIT, CostEnv
 from _measure import cpu_seconds, minor_faults
 
 from embodied.runtime.channel import Command, Kind
-from embodied.runtime.pool import Deadlines, Pool, PoolConfig
-from embodied.runtime.reward import ShapedReward
+from embodied.runtime.pool.pool import Deadlines, Pool, PoolConfig
 from embodied.runtime.slab import Slab, runtime_fields
+from embodied.runtime.worker.reward import ShapedReward
 from embodied.types import ArraySpec, Start
 
 PATIENT = Deadlines(300, 300, 300)

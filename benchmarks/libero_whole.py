@@ -23,8 +23,8 @@ from typing import Any
 from _measure import judge, machine, save
 from quickstart import DOCS, Steps, evaluation, fill, history, newest, success
 
-from embodied.run.compare import compare
-from embodied.run.evaluations import read, written
+from embodied.evaluation.compare import compare
+from embodied.evaluation.results import read, written
 
 BEGIN = "<!-- written by benchmarks/libero_whole.py -->"
 BEFORE = "before"

@@ -93,7 +93,7 @@ def demonstrated_and_trained() -> frozenset[str]:
     """All questions of the demonstrations and of the training of math_smollm."""
     from embodied.envs.text.reasoning import demonstrations
 
-    from embodied.schema.compose import compose
+    from embodied.schema.compose.compose import compose
 
     cloned = compose(["experiment=math_smollm_sft"], "sft").resolved["data"]["options"]
     trained = compose(["experiment=math_smollm"]).resolved["env"]["train"]

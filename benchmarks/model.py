@@ -40,7 +40,7 @@ from embodied.models.openvla_oft.policy import OpenVLAOFTPolicy
 from embodied.models.shared.files import FORMATS
 from torch import Tensor
 
-from embodied.runtime.capture import CapturedAct
+from embodied.runtime.policy.capture import CapturedAct
 from embodied.selftest.meters import peak_memory, seconds_of
 
 PLAIN_PROMPT = 128

@@ -30,9 +30,9 @@ from typing import Any
 
 from _measure import judge, machine, save, spread
 
-from embodied.observe import screen
-from embodied.observe.console import make_console
-from embodied.run.newest import newest_checkpoint, newest_video
+from embodied.observe.terminal import screen
+from embodied.observe.terminal.console import make_console
+from embodied.run.folder.latest_files import newest_checkpoint, newest_video
 
 BARS = {"threads_share": ("<=", 0.01)}
 ITERATION_S = 2.0

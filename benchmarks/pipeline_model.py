@@ -2,10 +2,10 @@
 
     python benchmarks/pipeline_model.py
 
-The rule that decides when the policy runs is the runtime's own (``embodied.runtime.schedule.Schedule``), and so is the
-order of things: wait, see who is due, start episodes, answer. Workers serve their slots one after another, the policy
-answers all due slots in one call. Durations are functions of the episode and step alone, so the model and a real run
-(benchmarks/scheduler.py) can be given the same ones.
+The rule that decides when the policy runs is the runtime's own (``embodied.runtime.rollout.schedule.Schedule``), and so
+is the order of things: wait, see who is due, start episodes, answer. Workers serve their slots one after another, the
+policy answers all due slots in one call. Durations are functions of the episode and step alone, so the model and a real
+run (benchmarks/scheduler.py) can be given the same ones.
 
 Closed forms for constant durations, N slots on C workers, a chunk of ``te`` seconds, T_e = N·te/C, T_p(b) = seconds of
 a policy call of b rows: lockstep makes N / (T_e + T_p(N)) records a second, two stages at most
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embodied.runtime.schedule import Schedule
+from embodied.runtime.rollout.schedule import Schedule
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def simulate(
 
 
 class _Run:
-    """The rollout's state (``embodied.runtime.rollout``) with a clock instead of processes."""
+    """The rollout's state (``embodied.runtime.rollout.rollout``) with a clock instead of processes."""
 
     def __init__(
         self, episodes: Sequence[Length], slots: int, workers: int, schedule: Schedule,

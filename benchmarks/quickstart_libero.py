@@ -19,8 +19,8 @@ from typing import Any
 from _measure import judge, machine, save
 from quickstart import DOCS, Steps, fill, history
 
-from embodied.run.compare import Rate, compare
-from embodied.run.evaluations import read, written
+from embodied.evaluation.compare import Rate, compare
+from embodied.evaluation.results import read, written
 
 BEGIN = "<!-- written by benchmarks/quickstart_libero.py -->"
 EXPERIMENT = "quickstart_libero"

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 from _measure import judge, machine, save, spread
 
-from embodied.observe.video import VideoWriter
+from embodied.observe.video.video import VideoWriter
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "tests" / "helpers"))

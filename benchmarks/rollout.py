@@ -35,9 +35,9 @@ from embodied.envs.libero import LiberoEnv
 
 from embodied.protocols import Env
 from embodied.runtime.channel import Command, Kind
-from embodied.runtime.pool import Deadlines, Pool, PoolConfig
-from embodied.runtime.reward import ShapedReward
+from embodied.runtime.pool.pool import Deadlines, Pool, PoolConfig
 from embodied.runtime.slab import Slab, runtime_fields
+from embodied.runtime.worker.reward import ShapedReward
 from embodied.types import ArraySpec, Start
 
 CHUNK = 8

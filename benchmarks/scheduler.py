@@ -41,12 +41,12 @@ from pipeline_model import (
 
 from embodied.observe.timing import Sections
 from embodied.random import Stream
-from embodied.runtime.policy_port import OnePass
-from embodied.runtime.pool import Deadlines, Pool, PoolConfig
+from embodied.runtime.policy.policy_port import OnePass
+from embodied.runtime.pool.pool import Deadlines, Pool, PoolConfig
 from embodied.runtime.records import RecordStore
-from embodied.runtime.reward import ShapedReward
-from embodied.runtime.rollout import Job, Rollout, Schedule
+from embodied.runtime.rollout.rollout import Job, Rollout, Schedule
 from embodied.runtime.slab import Slab, runtime_fields
+from embodied.runtime.worker.reward import ShapedReward
 from embodied.types import ArraySpec, Decision, Elements, EnvSpec, Episode, Noise, PolicySpec, Sampling, Start
 
 ACTIONS = 7

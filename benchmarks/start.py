@@ -32,10 +32,10 @@ from _measure import descendants, machine, minor_faults, pss_bytes, save, spread
 
 from embodied.lib.targets import load_target
 from embodied.runtime.channel import Command, Kind
-from embodied.runtime.fork_server import ForkServer
-from embodied.runtime.pool import Back, Deadlines, Lost, Pool, PoolConfig
-from embodied.runtime.reward import ShapedReward
+from embodied.runtime.pool.fork_server import ForkServer
+from embodied.runtime.pool.pool import Back, Deadlines, Lost, Pool, PoolConfig
 from embodied.runtime.slab import Slab, runtime_fields
+from embodied.runtime.worker.reward import ShapedReward
 from embodied.types import ArraySpec
 
 PATIENT = Deadlines(300, 300, 300)

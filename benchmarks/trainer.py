@@ -35,9 +35,9 @@ from embodied.models.openvla_oft.build import build
 from torch import Tensor
 
 from embodied.learn.batch import Batch
-from embodied.learn.passes import OwnRecords
+from embodied.learn.step.passes import OwnRecords
+from embodied.learn.step.update_metrics import UpdateMetrics
 from embodied.learn.trainer import Trainer
-from embodied.learn.update_metrics import UpdateMetrics
 from embodied.protocols import Policy
 from embodied.runtime.slab import runtime_fields
 from embodied.schema import ActorConfig, AlgorithmConfig, ModelConfig, OptimConfig

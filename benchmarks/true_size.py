@@ -72,9 +72,9 @@ COUNT = """
 import json, sys
 from dataclasses import asdict
 from embodied.parallel.group import Group
-from embodied.run.memory import plan
-from embodied.run.preflight import check
-from embodied.schema.compose import compose
+from embodied.run.memory.say import plan
+from embodied.run.build.preflight import check
+from embodied.schema.compose.compose import compose
 checked = check(compose(sys.argv[2:], "train", [sys.argv[1]]), Group())
 found = plan(checked.config, checked.sides, Group(), checked.demonstrations)
 status = open("/proc/self/status", encoding="utf-8")
@@ -85,7 +85,7 @@ RUN = """
 import json, sys, time
 from contextlib import contextmanager
 from embodied import train
-from embodied.observe.console import PlainConsole
+from embodied.observe.terminal.console import PlainConsole
 shown = PlainConsole.progress
 @contextmanager
 def progress(self, phase, *args, **kwargs):
@@ -258,8 +258,8 @@ def write_folder(folder: Path, size: str = "7b", shard_bytes: int = 5 * 10**9) -
     from safetensors.torch import save_file
 
     from embodied import schema
-    from embodied.run.counting import without_memory
-    from embodied.schema.compose import compose
+    from embodied.run.memory.counting import without_memory
+    from embodied.schema.compose.compose import compose
     from embodied.testing import FakeEnv
 
     began = time.perf_counter()

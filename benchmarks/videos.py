@@ -30,19 +30,19 @@ import torch
 from _measure import cpu_seconds, descendants, judge, machine, read_proc, save, spread
 
 from embodied.lib.targets import load_target
-from embodied.observe.grid import NAME, Tile, write_grid
 from embodied.observe.timing import Sections
+from embodied.observe.video.grid import NAME, Tile, write_grid
 from embodied.random import Stream
 from embodied.runtime.plan import eval_plan, with_videos
-from embodied.runtime.policy_port import OnePass
-from embodied.runtime.pool import Deadlines, Pool, PoolConfig
+from embodied.runtime.policy.policy_port import OnePass
+from embodied.runtime.pool.pool import Deadlines, Pool, PoolConfig
 from embodied.runtime.records import RecordStore
-from embodied.runtime.reward import ShapedReward
-from embodied.runtime.rollout import Job, Rollout, Schedule
-from embodied.runtime.shown import Shown
+from embodied.runtime.rollout.rollout import Job, Rollout, Schedule
 from embodied.runtime.slab import Slab, info_fields, runtime_fields
+from embodied.runtime.worker.reward import ShapedReward
+from embodied.runtime.worker.shown import Shown
 from embodied.schema import target_kwargs
-from embodied.schema.compose import compose
+from embodied.schema.compose.compose import compose
 from embodied.testing import FakePolicy
 from embodied.types import Episode, EpisodeResult, Sampling
 

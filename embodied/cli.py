@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from embodied import __version__
 from embodied.errors import did_you_mean
-from embodied.observe import streams
+from embodied.observe.terminal import streams
 
 
 class Verb(NamedTuple):

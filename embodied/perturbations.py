@@ -1,7 +1,7 @@
 """Perturbations of episodes: what happens to pictures, observations and actions on their way between env and policy.
 
 Robots do this to a policy, and simulators do not. Imports nothing: it belongs to the vocabulary.
-``embodied.runtime.perturb`` carries a perturbation out, in the env worker.
+``embodied.runtime.worker.perturb`` carries a perturbation out, in the env worker.
 """
 
 from __future__ import annotations

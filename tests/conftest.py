@@ -14,8 +14,8 @@ from absent import ABSENT, absent_in
 from hypothesis import settings
 from rig import Rig, open_rig
 
-from embodied.run.build import reproducible_arithmetic
-from embodied.runtime.fork_server import ForkServer
+from embodied.run.build.policy import reproducible_arithmetic
+from embodied.runtime.pool.fork_server import ForkServer
 
 CONFIG_DIR = Path(__file__).parent / "config"
 

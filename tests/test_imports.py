@@ -19,9 +19,9 @@ LAYERS = {
     "instructions": 1, "logprobs": 1, "protocols": 1, "rows": 1, "weights": 1,
     "algorithms": 2, "schema": 2, "observe": 2, "data": 2,
     "parallel": 3,
-    "runtime": 4, "learn": 4,
+    "runtime": 4, "learn": 4, "evaluation": 4,
     "run": 5, "testing": 5, "serving": 5,
-    "doctor": 6, "report": 6, "selftest": 6, "migrate": 6, "cli": 6, "__main__": 7,
+    "export": 6, "doctor": 6, "report": 6, "selftest": 6, "migrate": 6, "cli": 6, "__main__": 7,
     "tools": 7, "train": 7, "eval": 7, "sft": 7,
 }  # fmt: skip
 """A part may import parts of lower layers alone. ``parallel`` lies below ``learn``, which needs its collectives, and
@@ -29,7 +29,7 @@ below ``runtime``, whose stop signal its barrier takes as an argument."""
 
 
 def part(path: Path) -> str:
-    """``embodied/runtime/pool.py`` → runtime."""
+    """``embodied/runtime/pool/pool.py`` → runtime."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
@@ -199,11 +199,11 @@ def test_circles_are_found(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "module",
     [
-        "embodied.runtime.worker",
-        "embodied.runtime.pool",
+        "embodied.runtime.worker.worker",
+        "embodied.runtime.pool.pool",
         "embodied.testing",
-        "embodied.schema.compose",
-        "embodied.run.preflight",
+        "embodied.schema.compose.compose",
+        "embodied.run.build.preflight",
         "embodied.train",
         "embodied.tools.demos",
         "embodied.tools.report",

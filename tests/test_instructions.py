@@ -12,7 +12,7 @@ from rig import CPU
 from embodied import instructions
 from embodied.errors import SpecMismatchError
 from embodied.random import Stream
-from embodied.runtime.policy_port import Draw, OnePass, Request
+from embodied.runtime.policy.policy_port import Draw, OnePass, Request
 from embodied.runtime.slab import Slab, runtime_fields
 from embodied.testing import FakeEnv, FakePolicy
 from embodied.types import ArraySpec, Sampling

@@ -63,7 +63,7 @@ def test_a_sample_has_each_room_s_code_and_its_tests(monkeypatch):
     assert all((ROOT / room).is_dir() and files_of(room) for room in ROOMS)
     assert all([*(ROOT / room).rglob(f"{stem}.py")] for room, stems in ONLY.items() for stem in stems)
     assert [room_of(f"{room}/a.py") for room in ROOMS] == [*ROOMS]
-    source = (ROOT / "embodied/algorithms/value.py").read_bytes()
+    source = (ROOT / "embodied/algorithms/advantages/value.py").read_bytes()
     faults = [fault for some in faults_of(source).values() for fault in some]
     assert len(faults) > 20
     assert all(fault.apply(source) != source for fault in faults)

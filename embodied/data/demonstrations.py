@@ -122,7 +122,7 @@ def check_fit(found: Demonstrations, env: EnvSpec, kwargs: Mapping[str, Any]) ->
 
 def _check_actions(found: Demonstrations, wanted: ActionSpec) -> None:
     assert isinstance(wanted, ContinuousAction | DiscreteAction), (
-        "texts are demonstrated in other files (embodied.data.text)"
+        "texts are demonstrated in other files (embodied.data.texts.text)"
     )
     actions = found.episodes[0].actions
     numbers = actions.shape[1] if actions.ndim == 2 else 0

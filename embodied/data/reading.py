@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from embodied.data import hdf5, lerobot, libero_hdf5, maniskill_h5
 from embodied.data.checking.values import check_alike, check_values
 from embodied.data.demonstrations import Demonstration, Demonstrations, Opened, Pending, Wanted
+from embodied.data.hdf5 import hdf5, libero, maniskill
+from embodied.data.lerobot import reading
 from embodied.errors import DatasetError, EmbodiedError
 
 Refused = Callable[[EmbodiedError], None]
@@ -60,11 +61,11 @@ def _open(path: Path, wanted: Wanted) -> Opened:
             "give data=PATH that exists, or make some: python -m embodied.tools.demos env=NAME",
         )
     if _is_lerobot(path):
-        return lerobot.open_set(path, wanted)
+        return reading.open_set(path, wanted)
     if _is_hdf5(path):
-        return libero_hdf5.open_set(path, wanted)
+        return libero.open_set(path, wanted)
     if path.suffix.lower() == ".h5":
-        return maniskill_h5.open_set(path, wanted)
+        return maniskill.open_set(path, wanted)
     remedy = "give a LeRobot folder (with meta/info.json), a LIBERO .hdf5 file or folder, or a .h5 file of ManiSkill"
     if near := _near(path):
         remedy = f"give {' or '.join(map(str, near[:3]))}; several are given as data=[A,B]"

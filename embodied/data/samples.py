@@ -14,7 +14,7 @@ import numpy as np
 
 from embodied import instructions
 from embodied.data.demonstrations import Demonstration
-from embodied.data.text import TextSamples
+from embodied.data.texts.text import TextSamples
 from embodied.errors import ConfigError
 from embodied.random import Stream, generator, held_out_count
 from embodied.types import ActionSpec, ArraySpec, EnvSpec, TextAction
@@ -50,7 +50,7 @@ def samples_of(
     """The samples of episodes, or of demonstrated answers if the env takes text.
 
     Args:
-        demonstrations: :class:`Demonstration` or :class:`embodied.data.text.Written`.
+        demonstrations: :class:`Demonstration` or :class:`embodied.data.texts.text.Written`.
         chunk: K.
         pictures: of an observation of an env that takes text; None = it has none.
     """

@@ -14,7 +14,7 @@ from typing import TextIO
 
 from embodied.doctor.findings import Finding, of_error
 from embodied.errors import EmbodiedError
-from embodied.observe import streams
+from embodied.observe.terminal import streams
 
 
 def main(argv: Sequence[str]) -> int:

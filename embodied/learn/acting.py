@@ -22,7 +22,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from embodied.errors import ConfigError
-from embodied.learn.reference import OtherWeights
+from embodied.learn.step.reference import OtherWeights
 from embodied.parallel.sharding import REPLICATE, Parallel
 from embodied.protocols import HasExtraState, Policy
 

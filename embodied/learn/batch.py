@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.algorithms.advantages import Advantages
+from embodied.algorithms.advantages.advantages import Advantages
 from embodied.algorithms.layout import Counts
 from embodied.random import Stream, generator
 
@@ -20,7 +20,7 @@ RECORDED = "recorded_logprobs"
 
 @dataclass(frozen=True)
 class Batch:
-    """N records of E episodes, in the order of the plan and then of time. :mod:`embodied.learn.score` makes it.
+    """N records of E episodes, in the order of the plan and then of time. :mod:`embodied.learn.score.score` makes it.
 
     V rewards a record (:mod:`embodied.algorithms.rewards`); what stands where nothing was executed is 0.
     """

@@ -22,11 +22,11 @@ from torch import Tensor
 from embodied import instructions
 from embodied.data.ahead import Ahead, Batch
 from embodied.data.samples import SampleSource, order, samples_of, spread
-from embodied.learn import statistics
 from embodied.learn.augment import Augmentation
-from embodied.learn.engine import Engine, Outcome, Stepping, Taken
+from embodied.learn.checkpoint import statistics
 from embodied.learn.imitation import demonstrated, make_imitation
-from embodied.learn.passes import offloaded, until_stopped
+from embodied.learn.step.engine import Engine, Outcome, Stepping, Taken
+from embodied.learn.step.passes import offloaded, until_stopped
 from embodied.learn.terms.nll import NllTerm
 from embodied.learn.terms.term import Forward, OptimizerBatch
 from embodied.learn.watch import Passed, Watch, unwatched
@@ -82,7 +82,7 @@ class Cloner(Stepping):
     Args:
         env: whose observations the demonstrations have; their instructions may be others.
         episodes: to learn from, :class:`embodied.data.demonstrations.Demonstration` or, of an env of texts,
-            :class:`embodied.data.text.Written`; the same on all ranks.
+            :class:`embodied.data.texts.text.Written`; the same on all ranks.
         held_out: for validation only.
         parallel: how ranks share the policy and the samples of a step; None = one process.
 

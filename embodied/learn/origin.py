@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 from embodied.errors import CheckpointError, ConfigError
-from embodied.learn.checkpoint_load import load
-from embodied.learn.checkpoint_meta import Meta, read_meta
-from embodied.learn.freeze import freeze
+from embodied.learn.checkpoint.loading import load
+from embodied.learn.checkpoint.metadata import Meta, read_meta
+from embodied.learn.step.freeze import freeze
 from embodied.lib.files import reading
 from embodied.lib.spec_json import from_json, to_json
 from embodied.lib.targets import load_target

@@ -1,11 +1,11 @@
 """The trainer: one iteration's records → optimizer steps.
 
-    records ─▶ score (embodied/learn/score.py) ─▶ training batch ─▶ epochs ─▶ optimizer batches ─▶ micro-batches
+    records ─▶ score (embodied/learn/score/score.py) ─▶ training batch ─▶ epochs ─▶ optimizer batches ─▶ micro-batches
 
 The loss of an optimizer batch is ``Σ weight · loss`` over its elements with weights fixed before the first forward pass
 (:mod:`embodied.algorithms.aggregation`). So micro-batches only bound memory. Records to which no term of the loss
-(:mod:`embodied.learn.objective`) gives a gradient are left out before the forward pass; the denominators stay those of
-the full batch.
+(:mod:`embodied.learn.step.objective`) gives a gradient are left out before the forward pass; the denominators stay
+those of the full batch.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from torch import Tensor
 
 from embodied.algorithms.kl import make_coefficient
 from embodied.learn.acting import check_acts_alone, make_acting
-from embodied.learn.balance import Balance
 from embodied.learn.batch import Batch, optimizer_batches
-from embodied.learn.drift import with_drift
-from embodied.learn.engine import Engine, Outcome, Stepping, under, value_grad_norm
-from embodied.learn.freeze import drop_gradients_beside_value_head, value_head_only
-from embodied.learn.objective import Objective
-from embodied.learn.passes import Evaluator, OwnRecords, check_counts_tokens
-from embodied.learn.reference import Reference
-from embodied.learn.score import Scorer
-from embodied.learn.teams import of_team, where_collected
+from embodied.learn.ranks.balance import Balance
+from embodied.learn.ranks.teams import of_team, where_collected
+from embodied.learn.score.drift import with_drift
+from embodied.learn.score.score import Scorer
+from embodied.learn.step.engine import Engine, Outcome, Stepping, under, value_grad_norm
+from embodied.learn.step.freeze import drop_gradients_beside_value_head, value_head_only
+from embodied.learn.step.objective import Objective
+from embodied.learn.step.passes import Evaluator, OwnRecords, check_counts_tokens
+from embodied.learn.step.reference import Reference
+from embodied.learn.step.update_metrics import UpdateMetrics, add_stats, on_cpu
 from embodied.learn.terms.term import Need, OptimizerBatch, Setup, Share
-from embodied.learn.update_metrics import UpdateMetrics, add_stats, on_cpu
 from embodied.learn.watch import Passed, Watch, unwatched
 from embodied.parallel.sharding import Parallel
 from embodied.protocols import CountsFlops, Policy
@@ -168,8 +168,8 @@ class Trainer(Stepping):
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """What an update depends on beside policy and optimizer, for checkpoints (embodied/learn/state.py): numbers and
-        tensors (not copies) by name. Which names there are is a function of the configuration."""
+        """What an update depends on beside policy and optimizer, for checkpoints (embodied/learn/checkpoint/state.py):
+        numbers and tensors (not copies) by name. Which names there are is a function of the configuration."""
         state: dict[str, Any] = {
             **self.engine.state_dict(), **self.acting.state_dict(), "kl_beta": self._kl_coefficient.value,
             "unlogged": self.unlogged,

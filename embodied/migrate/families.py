@@ -14,7 +14,7 @@ from fnmatch import translate
 from functools import cache
 from importlib.resources import files
 
-from embodied.schema.foreign import find
+from embodied.schema.others.tables import find
 
 TABLE = "families.tsv"
 TRAINING = (

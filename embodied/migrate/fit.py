@@ -12,9 +12,9 @@ import yaml
 
 from embodied.migrate import texts
 from embodied.migrate.result import Migration
-from embodied.schema.actor import ActorConfig
-from embodied.schema.compose import compose
-from embodied.schema.foreign_said import number_of
+from embodied.schema.compose.compose import compose
+from embodied.schema.keys.sections.actor import ActorConfig
+from embodied.schema.others.translation import number_of
 
 BATCH, PASS, VALUES = "actor.global_batch_size", "actor.micro_batch_size", "actor.model.value_head"
 ENGINE, LEVEL = "rollout.backend", "algorithm.reward_type"

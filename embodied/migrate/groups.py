@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from embodied.migrate.result import GROUPS, Migration, Note
-from embodied.schema.compose import group_options
-from embodied.schema.foreign_values import ENVS, MODELS
-from embodied.schema.table import keys
+from embodied.schema.compose.compose import group_options
+from embodied.schema.others.key_table import keys
+from embodied.schema.others.values import ENVS, MODELS
 
 NAMES = ("env", "env.eval", "model")
 TRAINS = ("algorithm.", "actor.optim.", "actor.global_batch_size")

@@ -7,8 +7,8 @@ from typing import Any
 
 from embodied.errors import ConfigError
 from embodied.migrate.translate import SYSTEMS
-from embodied.schema.foreign import find
 from embodied.schema.keys.paths import leaves
+from embodied.schema.others.tables import find
 
 FEWEST, TIMES = 3, 3
 """Keys of another system at least, and how many times more than of the one that was named; half of all are its."""

@@ -7,8 +7,8 @@ import shlex
 from embodied.migrate.families import can_change_a_number
 from embodied.migrate.result import GROUPS, HOWS, Migration, Note
 from embodied.migrate.trial import TRAINED
-from embodied.schema.compose import group_options
-from embodied.schema.foreign_values import as_overrides
+from embodied.schema.compose.compose import group_options
+from embodied.schema.others.values import as_overrides
 
 WEIGHTY = ("unknown", "refused")
 """What may have become of a key that the user should look at, if it can change a number."""

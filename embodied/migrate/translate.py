@@ -19,11 +19,11 @@ from embodied.migrate.fit import fit
 from embodied.migrate.result import Migration, Note
 from embodied.migrate.trial import TRAINED, attempt
 from embodied.migrate.usual import kind_of, usual
-from embodied.schema.foreign import LEFT_OFF, NAMES, Row, find
-from embodied.schema.foreign_rules import said_of
-from embodied.schema.foreign_said import Lookup, Unresolved, UnresolvedError, plain
-from embodied.schema.foreign_values import number_or_text
-from embodied.schema.table import keys
+from embodied.schema.others.key_table import keys
+from embodied.schema.others.tables import LEFT_OFF, NAMES, Row, find
+from embodied.schema.others.translation import Lookup, Unresolved, UnresolvedError, plain
+from embodied.schema.others.translation_rules import said_of
+from embodied.schema.others.values import number_or_text
 
 SYSTEMS: Mapping[str, tuple[str, ...]] = {
     "rlinf": ("rlinf", "rlinf-old"), "verl": ("verl", "simplevla-rl"), "roll": ("roll",), "cosmos-rl": ("cosmos-rl",),

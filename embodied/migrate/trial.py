@@ -19,8 +19,8 @@ from embodied.migrate.machine import gpus
 from embodied.migrate.result import Migration
 from embodied.parallel.group import Group
 from embodied.rows.hub import is_hub_name
-from embodied.run.preflight import check
-from embodied.schema.compose import compose
+from embodied.run.build.preflight import check
+from embodied.schema.compose.compose import compose
 
 MOST_TRIES = 60
 NOT_SET = re.compile(r"([\w.]+) is not set, and has no default")

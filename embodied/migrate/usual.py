@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from embodied.schema.foreign import LEFT_OFF
+from embodied.schema.others.tables import LEFT_OFF
 
 TABLE = "usual.tsv"
 VLA = ("data.task_suite_name", "actor_rollout_ref.model.vla")

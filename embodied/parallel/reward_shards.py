@@ -21,7 +21,7 @@ from embodied.parallel.sharding import shard
 from embodied.parallel.units import units_of
 from embodied.protocols import RewardModel, ScoresInPasses
 from embodied.schema import FsdpConfig
-from embodied.schema.fsdp import WrapPolicyConfig
+from embodied.schema.keys.sections.fsdp import WrapPolicyConfig
 
 
 class RewardShards:

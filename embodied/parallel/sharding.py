@@ -30,7 +30,7 @@ from embodied.parallel.teams import Teams, teams_of
 from embodied.parallel.units import lists_of, units_of
 from embodied.protocols import HasDemonstrationLoss, Policy, SplitsTexts
 from embodied.schema import AlgorithmConfig, FsdpConfig
-from embodied.schema.fsdp import OF_SHARDS
+from embodied.schema.keys.sections.fsdp import OF_SHARDS
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 REPLICATE = "actor.fsdp_config.strategy=replicate (or actor.training_backend=ddp, if that was set)"

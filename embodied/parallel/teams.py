@@ -2,7 +2,8 @@
 
     processes 0 … N − 1 │ N … 2N − 1 │ …        team 0 │ team 1 │ …
 
-All of a team make the same passes over the same records (:mod:`embodied.learn.teams`), each a part of a pass's tokens.
+All of a team make the same passes over the same records (:mod:`embodied.learn.ranks.teams`), each a part of a pass's
+tokens.
 What is added up over records is therefore added up over one process of each team: those at one place of their teams are
 a group, whose ranks are the teams' numbers. Gradients are added up over all processes, since each has those of its own
 tokens. Without teams each process is a team of its own.

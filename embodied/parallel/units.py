@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from embodied.errors import ConfigError
-from embodied.schema.fsdp import WrapPolicyConfig
+from embodied.schema.keys.sections.fsdp import WrapPolicyConfig
 
 
 def units_of(policy: nn.Module, wrap: WrapPolicyConfig) -> list[nn.Module]:

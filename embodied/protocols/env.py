@@ -131,8 +131,8 @@ class SafeStop(Protocol):
         """Stop the robot, and return when it stands.
 
         Called on an instance of its own, neither prepared nor reset, in a process of its own
-        (:mod:`embodied.runtime.safe_stop`): the env that moved the robot hangs, or is gone. It may be called where the
-        robot stands already. Raises if the robot may still move; ``env.safe_stop_timeout_s`` is its time.
+        (:mod:`embodied.runtime.pool.safe_stop`): the env that moved the robot hangs, or is gone. It may be called where
+        the robot stands already. Raises if the robot may still move; ``env.safe_stop_timeout_s`` is its time.
 
         It is called before a worker is killed, and after one has died; not where a worker ended in order: then
         :meth:`Env.close` was called in the worker.

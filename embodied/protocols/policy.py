@@ -122,7 +122,7 @@ class ShowsTokens(Protocol):
 @runtime_checkable
 class Decodes(Protocol):
     """Generation token by token, with lanes that are refilled as they end: a :class:`Policy` may offer it. Then
-    ``embodied.runtime.decoder`` answers observations in lanes, in place of one call of :meth:`Policy.act`."""
+    ``embodied.runtime.policy.decoder`` answers observations in lanes, in place of one call of :meth:`Policy.act`."""
 
     def decoding(self, lanes: int, enforce_eager: bool = True) -> Decoding:
         """Make the state of ``lanes`` texts that are generated at the same time (a cache of keys and values).

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from embodied.errors import AssetsMissingError, ConfigError
 from embodied.lib.cache import cache_folder
 from embodied.lib.whole import write_whole
-from embodied.run.reports import NEEDED
+from embodied.run.folder.beside.reports import NEEDED
 
 NOTICE = (
     "Vega, Vega-Lite, Vega-Embed and Vega-Tooltip: Copyright (c) University of Washington Interactive Data Lab and "

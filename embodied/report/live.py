@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from embodied.errors import ConfigError
 from embodied.lib.child import Child
 from embodied.report.reading import Run
-from embodied.run.reports import PROGRAM
+from embodied.run.folder.beside.reports import PROGRAM
 
 HOST = "127.0.0.1"
 EVERY_S = 5.0

@@ -11,10 +11,10 @@ from typing import Any
 
 from embodied import __version__
 from embodied.errors import ConfigError, RunFolderError
+from embodied.evaluation.comparison_text import LETTERS
 from embodied.lib.whole import write_whole
 from embodied.report import charts, library, protocols, series, settings, success, times, videos
 from embodied.report.reading import Run
-from embodied.run.verdict import LETTERS
 
 TABLE_ROWS = 25
 """Rows of the table under a chart; of more points, some are left out."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from embodied.evaluation.comparison_text import protocol_of
+from embodied.evaluation.results import Evaluation
 from embodied.report.reading import Run
-from embodied.run.evaluations import Evaluation
-from embodied.run.verdict import protocol_of
 
 
 def note(evaluations: Iterable[tuple[str, Evaluation]]) -> str:

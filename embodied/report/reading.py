@@ -12,11 +12,11 @@ from typing import Any
 import yaml
 
 from embodied.errors import EvaluationError
+from embodied.evaluation import results
+from embodied.evaluation.results import Evaluation
 from embodied.lib import hidden
-from embodied.run import evaluations
-from embodied.run.evaluations import Evaluation
-from embodied.run.folder import FIRST
-from embodied.run.starts import FILE as STARTS
+from embodied.run.folder.folder import FIRST
+from embodied.run.folder.launches import FILE as STARTS
 
 MOST_BYTES = 1 << 30
 """Larger files are not read: no run writes them."""
@@ -87,18 +87,18 @@ class Run:
 
 
 def read(name: str) -> Run:
-    """Reads the run or the evaluation that ``name`` names, as :mod:`embodied.run.evaluations` does; the folder of a run
-    is the whole run.
+    """Reads the run or the evaluation that ``name`` names, as :mod:`embodied.evaluation.results` does; the folder of a
+    run is the whole run.
 
     Raises:
         EvaluationError: there is no such folder or file.
     """
     path = Path(name)
-    if path.is_dir() and not evaluations.is_checkpoint(path):
+    if path.is_dir() and not results.is_checkpoint(path):
         found = Run(name, path)
-        files = evaluations.written(path)
+        files = results.written(path)
     else:
-        file = evaluations.find(name)
+        file = results.find(name)
         found, files = Run(name, file.absolute().parent.parent, evaluation_alone=True), [file]
     found.config = _config(found)
     found.starts = _starts(found)
@@ -107,7 +107,7 @@ def read(name: str) -> Run:
     for file in files:
         _add_evaluation(found, file)
     if not found.evaluation_alone and files:
-        _add_sampled(found, files[-1].with_stem(files[-1].stem + evaluations.SAMPLED))
+        _add_sampled(found, files[-1].with_stem(files[-1].stem + results.SAMPLED))
     _say_what_is_missing(found)
     return found
 
@@ -216,7 +216,7 @@ def _text(run: Run, path: Path, without: str) -> str | None:
 def _read(run: Run, file: Path) -> tuple[Evaluation, dict[str, Any]] | None:
     """Returns an evaluation, and its file as it is. What is wrong with it becomes a line."""
     try:
-        return evaluations.read(str(file)), json.loads(file.read_text(encoding="utf-8"))
+        return results.read(str(file)), json.loads(file.read_text(encoding="utf-8"))
     except EvaluationError as error:
         run.problems.append(error.message)
     except (OSError, ValueError) as error:  # it was replaced between the two looks

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from embodied.observe.metrics import METRICS
-from embodied.observe.trackers import ROWS
+from embodied.observe.trackers.trackers import ROWS
 from embodied.report import protocols
 from embodied.report.reading import Run
-from embodied.run.folder import MAY_CHANGE, differences
+from embodied.run.folder.folder import MAY_CHANGE, differences
 
 MOST_POINTS = 400
 """Points of a line; of more iterations, several together make one."""

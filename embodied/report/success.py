@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from embodied.evaluation import comparison_text
+from embodied.evaluation.compare import ALL, Comparison, Rate, rates, same_protocol, task_names
+from embodied.evaluation.comparison_text import LETTERS, letters, of_rate, p_value, protocol_of
+from embodied.evaluation.pairwise import pairs
+from embodied.evaluation.results import Evaluation, Lengths
 from embodied.lib import hidden
 from embodied.report import protocols as kinds
 from embodied.report.reading import Run
-from embodied.run import verdict
-from embodied.run.compare import ALL, Comparison, Rate, rates, same_protocol, task_names
-from embodied.run.evaluations import Evaluation, Lengths
-from embodied.run.pairs import pairs
-from embodied.run.verdict import LETTERS, letters, of_rate, p_value, protocol_of
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def of(runs: Sequence[Run]) -> Success:
     not_run = [said for side in sides if (said := _not_run(side, len(sides) > 1))]
     return Success(
         sides, note, not_run, _single(sides[0].evaluation) if len(sides) == 1 else [], tables, refused,
-        verdict.chance(len(tables)) if len(tables) > 1 else "", points,
+        comparison_text.chance(len(tables)) if len(tables) > 1 else "", points,
     )  # fmt: skip
 
 
@@ -157,7 +157,7 @@ def _table(sides: Sequence[Side], one: Comparison) -> Table:
     names, other = letters(one), same_protocol(one.first, one.second) is False
     first, second = names
     more, lengths = _lengths({first: one.first, second: one.second})
-    rows = [verdict.cells(row) for row in (*one.tasks, one.over_all)]
+    rows = [comparison_text.cells(row) for row in (*one.tasks, one.over_all)]
     differing = [
         [row.key, *(str(hidden.in_value(row.key, value)) for value in (row.first, row.second)), row.remark]
         for row in one.differing
@@ -166,8 +166,8 @@ def _table(sides: Sequence[Side], one: Comparison) -> Table:
     side = sides[one.places[1]]
     return Table(
         first, second, side.label, side.protocol + (f", another than {first}'s" if other else ""), rows, head,
-        [[*row, *lengths.get(row[0], [])] for row in rows], verdict.starts(one, names), p_value(one.adjusted),
-        [*verdict.protocols(one, names), *verdict.lines(one, names)], differing, list(one.notes),
+        [[*row, *lengths.get(row[0], [])] for row in rows], comparison_text.starts(one, names), p_value(one.adjusted),
+        [*comparison_text.protocols(one, names), *comparison_text.lines(one, names)], differing, list(one.notes),
     )  # fmt: skip
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from embodied.observe.grid import NAME as GRID
-from embodied.observe.video import is_whole
+from embodied.observe.video.grid import NAME as GRID
+from embodied.observe.video.video import is_whole
 from embodied.report.reading import Recorded, Run
 
 TIMES_TOLD = 24

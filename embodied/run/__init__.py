@@ -2,11 +2,12 @@
 
 | object | does |
 |---|---|
-| :class:`~embodied.run.collector.Collector` | runs the plan of an iteration: rollouts, refills, greedy episodes |
+| :class:`~embodied.run.training.collector.Collector` | runs the plan of an iteration: rollouts, refills, greedy
+episodes |
 | a learner (:mod:`embodied.learn`) | turns an iteration's records or demonstrations into optimizer steps |
-| :class:`~embodied.run.evaluator.Evaluator` | runs the plan of an evaluation |
-| :class:`~embodied.run.reporter.Reporter` | speaks: console, trackers, times |
-| :class:`~embodied.run.saves.Saves` | resumes, and saves when it is due |
+| :class:`~embodied.run.evaluation.evaluator.Evaluator` | runs the plan of an evaluation |
+| :class:`~embodied.run.folder.reporter.Reporter` | speaks: console, trackers, times |
+| :class:`~embodied.run.folder.saves.Saves` | resumes, and saves when it is due |
 
 A recipe checks, opens a session (:mod:`embodied.run.session`), builds, and hands each part the values that it needs.
 """

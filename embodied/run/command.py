@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING
 
 from embodied.errors import ConfigError, EmbodiedError, Stopped, told
 from embodied.parallel.group import Group, ended_by
-from embodied.schema.arguments import parse_argv
+from embodied.schema.compose.arguments import parse_argv
 
 if TYPE_CHECKING:
-    from embodied.run.given import Recipe, Sides
+    from embodied.run.build.given import Recipe, Sides
     from embodied.schema import Config, RunnerConfig
-    from embodied.schema.compose import Composed
+    from embodied.schema.compose.compose import Composed
 
 
 def main(argv: Sequence[str] | None, config_name: str, recipe: Recipe | None = None) -> int:
@@ -64,7 +64,7 @@ def run(argv: Sequence[str], config_name: str, processes: Group, recipe: Recipe 
     """
     overrides, folders, print_only = parse_argv(argv, "tools.demos" if config_name == "demos" else config_name)
 
-    from embodied.schema.compose import as_yaml, compose
+    from embodied.schema.compose.compose import as_yaml, compose
 
     with _advised(config_name):
         composed = replace(compose(overrides, config_name, folders), command=typed(argv, config_name, processes))
@@ -84,7 +84,7 @@ def run(argv: Sequence[str], config_name: str, processes: Group, recipe: Recipe 
 
 def _traced(composed: Composed) -> Composed:
     """Adds where each value comes from. The files of groups are read again, before they can change."""
-    from embodied.schema.origin_trace import trace
+    from embodied.schema.compose.origin_trace import trace
 
     return composed if composed.trail is None else replace(composed, origins=trace(composed.resolved, composed.trail))
 
@@ -127,9 +127,9 @@ def _carry_out(
     Args:
         folders: those with more group files.
     """
-    from embodied.observe.console import NullConsole, make_console
-    from embodied.run import first
-    from embodied.run.preflight import check
+    from embodied.observe.terminal.console import NullConsole, make_console
+    from embodied.run import sft_first
+    from embodied.run.build.preflight import check
     from embodied.runtime.signals import StopSignal
     from embodied.runtime.wait_policy import cores_are_shared
 
@@ -140,7 +140,7 @@ def _carry_out(
     stop = StopSignal(composed.config.runner.stop_timeout_s, processes.name)
     try:
         with stop:
-            composed = first.run(composed, folders, processes, stop)
+            composed = sft_first.run(composed, folders, processes, stop)
             with console.progress("checking the configuration", brief=True), _advised(config_name):
                 checked = check(composed, processes)
                 if recipe is None:
@@ -157,10 +157,10 @@ def _carry_out(
 
 def _refuse_too_large(config: Config, sides: Sides, processes: Group) -> None:
     """Refuses a large policy that does not fit into memory, before it is built."""
-    from embodied.run.footprint import large
+    from embodied.run.memory.footprint import large
 
     if (weights := large(config, processes)) is not None:
-        from embodied.run.memory import check_large
+        from embodied.run.memory.say import check_large
 
         check_large(config, sides, processes, weights)
 

@@ -13,13 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import cast
 
-from embodied.observe.console import Console
-from embodied.observe.services import SERVICES
-from embodied.run import both, summary
-from embodied.run.answers import FileAnswers, read
-from embodied.run.build import sizes
-from embodied.run.evaluator import Evaluator
-from embodied.run.given import Checked, EnvSide
+from embodied.observe.terminal.console import Console
+from embodied.observe.trackers.services import SERVICES
+from embodied.run import summary
+from embodied.run.build.given import Checked, EnvSide
+from embodied.run.build.policy import sizes
+from embodied.run.evaluation import greedy_and_sampled
+from embodied.run.evaluation.answers import FileAnswers, read
+from embodied.run.evaluation.evaluator import Evaluator
 from embodied.run.session import open_session
 from embodied.runtime.signals import StopSignal
 
@@ -36,12 +37,12 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         session = opened.enter_context(open_session(checked, console))
         reporter, folder, model = opened.enter_context(session.reporter), session.path, session.model
         simulators = session.simulators(config, sides, opened.enter_context(session.engine()))
-        asked = both.evaluations(checked.composed)
+        asked = greedy_and_sampled.evaluations(checked.composed)
         evaluators = [Evaluator(one, side, simulators, folder, reporter, resumable=True, ending=ending)
                       for ending, one in asked.items()]  # fmt: skip
         numbers = sizes(config, sides, processes, model.policy.spec)
         first = summary.of_evaluation(asked[""], side, processes, model, numbers, folder)
-        console.table(f"{runner.experiment_name}", first + both.planned([*asked.values()]))
+        console.table(f"{runner.experiment_name}", first + greedy_and_sampled.planned([*asked.values()]))
         if runner.dry_run:
             if session.memory is not None:
                 session.memory.say(console)
@@ -50,7 +51,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         if services := [name for name in runner.logger.logger_backends if name in SERVICES]:
             reporter.open_trackers(None, {}, checked.composed.resolved, services)
         found = []
-        for name, evaluator in zip(both.NAMES, evaluators, strict=False):
+        for name, evaluator in zip(greedy_and_sampled.NAMES, evaluators, strict=False):
             if len(evaluators) > 1:
                 console.say(f"\n{name} actions")
             found.append(evaluator.evaluate(0, 0, stop))
@@ -58,7 +59,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
             evaluator.forget(0)
         reporter.track(0, {name: value for one in found for name, value in one.items()})
         if len(evaluators) > 1 and processes.is_main:
-            both.show(console, folder / "eval" / "000000.json")
+            greedy_and_sampled.show(console, folder / "eval" / "000000.json")
         reporter.finish(stop)
         console.table("where things are", summary.places(runner.logger.logger_backends, sides, folder))
 

@@ -18,27 +18,27 @@ from typing import Any
 
 from embodied.errors import ConfigError
 from embodied.instructions import messages
-from embodied.observe.console import Console
-from embodied.observe.video import Video
-from embodied.observe.window import Window
+from embodied.observe.terminal.console import Console
+from embodied.observe.terminal.window import Window
+from embodied.observe.video.video import Video
 from embodied.parallel.group import Group
-from embodied.run.build import sampling
-from embodied.run.device_memory import explained
-from embodied.run.evaluator import job_of, planned
-from embodied.run.generations import Generations
-from embodied.run.given import Checked, EnvSide
-from embodied.run.pools import pool_config, reward_of
-from embodied.run.random_actions import RandomActions
+from embodied.run.build.given import Checked, EnvSide
+from embodied.run.build.policy import sampling
+from embodied.run.build.pools import pool_config, reward_of
+from embodied.run.build.simulators import Simulators
+from embodied.run.build.texts import Generations
+from embodied.run.evaluation.evaluator import job_of, planned
+from embodied.run.evaluation.random_actions import RandomActions
+from embodied.run.evaluation.successes import ran
+from embodied.run.memory.remedies import explained
 from embodied.run.session import open_session
-from embodied.run.simulators import Simulators
-from embodied.run.successes import ran
 from embodied.runtime.channel import Command, Completion, Kind
-from embodied.runtime.expert import ExpertJob, expert_fields
 from embodied.runtime.plan import EVAL_SEEDS, states_of_training
-from embodied.runtime.pool import Pool
+from embodied.runtime.pool.pool import Pool
 from embodied.runtime.ports import Lost
 from embodied.runtime.signals import StopSignal
 from embodied.runtime.slab import Slab
+from embodied.runtime.worker.expert import ExpertJob, expert_fields
 from embodied.schema import Config
 from embodied.types import Episode, EpisodeResult, Start, StepResult
 

@@ -3,7 +3,7 @@
     plan(seed, i) ─▶ Collector ─▶ slab rows + returns ─▶ Trainer ─▶ weights ─▶ rollout of i + 1
                                                             └▶ metrics   └▶ checkpoint, evaluation
 
-With ``algorithm.max_staleness`` a rollout runs beside the update before it (:mod:`embodied.run.turns`).
+With ``algorithm.max_staleness`` a rollout runs beside the update before it (:mod:`embodied.run.training.iteration`).
 
 A stop signal ends the training within ``runner.stop_timeout_s``: a rollout or an evaluation at once, an update between
 two passes unless it will soon be done, a save not at all. What is half done is dropped, and a checkpoint of the last
@@ -20,24 +20,25 @@ from dataclasses import replace
 from pathlib import Path
 
 from embodied.errors import Stopped
-from embodied.learn.mfu import peak_flops
+from embodied.evaluation.before_after import gain
+from embodied.learn.step.mfu import peak_flops
 from embodied.learn.trainer import Trainer
-from embodied.observe.console import Console
-from embodied.run import metrics, summary
-from embodied.run.build import Model, origin_of, sampling, sizes
-from embodied.run.collector import Collector
-from embodied.run.conditions import what_to_expect
-from embodied.run.evaluator import Evaluator
-from embodied.run.gain import gain
-from embodied.run.given import Checked, EnvSide
-from embodied.run.model_reward import make_model_reward
-from embodied.run.newest import earlier, newest_of
-from embodied.run.reporter import Reporter
-from embodied.run.results import failed_verdicts
-from embodied.run.saves import Saves, due
+from embodied.observe.terminal.console import Console
+from embodied.run import summary
+from embodied.run.build.given import Checked, EnvSide
+from embodied.run.build.model_reward import make_model_reward
+from embodied.run.build.policy import Model, origin_of, sampling, sizes
+from embodied.run.build.results import failed_verdicts
+from embodied.run.build.simulators import Simulators
+from embodied.run.evaluation.conditions import what_to_expect
+from embodied.run.evaluation.evaluator import Evaluator
+from embodied.run.folder.latest_files import earlier, newest_of
+from embodied.run.folder.reporter import Reporter
+from embodied.run.folder.saves import Saves, due
 from embodied.run.session import open_session
-from embodied.run.simulators import Simulators
-from embodied.run.turns import InTurn, make_turns, processes_of
+from embodied.run.training import metrics
+from embodied.run.training.collector import Collector
+from embodied.run.training.iteration import InTurn, make_turns, processes_of
 from embodied.runtime.signals import StopSignal
 from embodied.schema import Config
 

@@ -25,22 +25,22 @@ from typing import Any, NamedTuple
 from embodied.errors import ConfigError, RendererUnavailableError
 from embodied.lib.targets import load_target
 from embodied.observe import statistics
-from embodied.observe.console import Console
+from embodied.observe.terminal.console import Console
 from embodied.parallel.group import Group
 from embodied.protocols import NeedsOfMachine, Policy
 from embodied.run import summary
-from embodied.run.build import sizes
-from embodied.run.conditions import conditions
-from embodied.run.evaluator import Evaluator
-from embodied.run.given import Checked, EnvSide, Sides
-from embodied.run.protocol import described, protocol
+from embodied.run.build.given import Checked, EnvSide, Sides
+from embodied.run.build.policy import sizes
+from embodied.run.build.shares import slots_of
+from embodied.run.build.simulators import MAX_POLICY_BATCH, rows_of_call
+from embodied.run.evaluation.conditions import conditions
+from embodied.run.evaluation.evaluator import Evaluator
+from embodied.run.evaluation.protocol import described, protocol
 from embodied.run.session import Session, open_session
-from embodied.run.shares import slots_of
-from embodied.run.simulators import MAX_POLICY_BATCH, rows_of_call
 from embodied.runtime.engine.engine import Engine
 from embodied.runtime.signals import StopSignal
 from embodied.schema import Config
-from embodied.schema.compose import Composed
+from embodied.schema.compose.compose import Composed
 from embodied.types import EpisodeResult, WorkerFacts
 
 NAME = "selftest.json"

@@ -15,21 +15,21 @@ from typing import cast
 import torch
 
 from embodied import schema
-from embodied.observe.console import Console
+from embodied.observe.terminal.console import Console
 from embodied.parallel.group import Group
 from embodied.parallel.sharding import Replicas
 from embodied.protocols import Policy
-from embodied.run.build import Model, open_folder, open_model
-from embodied.run.engine import open_engine
-from embodied.run.folder import RunFolder
-from embodied.run.given import Checked, Sides
-from embodied.run.memory import Plan, plan_dry_run
-from embodied.run.reporter import Reporter
-from embodied.run.reports import Reports
-from embodied.run.shares import folder_of_rank
-from embodied.run.simulators import Simulators, open_fork_server
+from embodied.run.build.engine import open_engine
+from embodied.run.build.given import Checked, Sides
+from embodied.run.build.policy import Model, open_folder, open_model
+from embodied.run.build.shares import folder_of_rank
+from embodied.run.build.simulators import Simulators, open_fork_server
+from embodied.run.folder.beside.reports import Reports
+from embodied.run.folder.folder import RunFolder
+from embodied.run.folder.reporter import Reporter
+from embodied.run.memory.say import Plan, plan_dry_run
 from embodied.runtime.engine.engine import Engine
-from embodied.runtime.fork_server import ForkServer
+from embodied.runtime.pool.fork_server import ForkServer
 
 
 @dataclass(frozen=True)

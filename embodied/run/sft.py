@@ -14,16 +14,17 @@ from pathlib import Path
 
 from embodied.errors import Stopped
 from embodied.learn.cloning import Cloner
-from embodied.observe.console import Console
-from embodied.run import metrics, summary
-from embodied.run.build import Model, origin_of
-from embodied.run.demonstrations import Demonstrated
-from embodied.run.evaluator import Evaluator
-from embodied.run.given import Checked, EnvSide
-from embodied.run.newest import earlier, newest_of
-from embodied.run.reporter import Reporter
-from embodied.run.saves import Saves, due
+from embodied.observe.terminal.console import Console
+from embodied.run import summary
+from embodied.run.build.demonstrations import Demonstrated
+from embodied.run.build.given import Checked, EnvSide
+from embodied.run.build.policy import Model, origin_of
+from embodied.run.evaluation.evaluator import Evaluator
+from embodied.run.folder.latest_files import earlier, newest_of
+from embodied.run.folder.reporter import Reporter
+from embodied.run.folder.saves import Saves, due
 from embodied.run.session import open_session
+from embodied.run.training import metrics
 from embodied.runtime.signals import StopSignal
 from embodied.schema import Config
 

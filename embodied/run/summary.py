@@ -11,16 +11,16 @@ from embodied.learn.cloning import Cloner
 from embodied.learn.trainer import Trainer
 from embodied.parallel.group import Group
 from embodied.protocols import Policy, SaysWhatItReads
-from embodied.run.build import Model, Sizes
-from embodied.run.conditions import conditions, limit_of
-from embodied.run.exports import FOLDER as EXPORTS
-from embodied.run.given import EnvSide, Sides
-from embodied.run.model_reward import ModelReward
-from embodied.run.reports import FILE as REPORT
-from embodied.run.shares import slots_of, workers_of
+from embodied.run.build.given import EnvSide, Sides
+from embodied.run.build.model_reward import ModelReward
+from embodied.run.build.policy import Model, Sizes
+from embodied.run.build.shares import slots_of, workers_of
+from embodied.run.evaluation.conditions import conditions, limit_of
+from embodied.run.folder.beside.exports import FOLDER as EXPORTS
+from embodied.run.folder.beside.reports import FILE as REPORT
 from embodied.runtime.plan import states_of_training
 from embodied.runtime.slab import slab_bytes
-from embodied.schema.compose import Composed
+from embodied.schema.compose.compose import Composed
 
 
 def of_training(

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from embodied.runtime.channel import ChannelHandles
-from embodied.runtime.expert import ExpertJob
-from embodied.runtime.reward import ShapedReward
-from embodied.runtime.shown import Shown
+from embodied.runtime.worker.expert import ExpertJob
+from embodied.runtime.worker.reward import ShapedReward
+from embodied.runtime.worker.shown import Shown
 from embodied.types import ArraySpec
 
 

@@ -10,7 +10,7 @@
 |              | executed                                         |                  |
 | `Back`       | a new worker serves the slot                     | takes a RESET    |
 
-Users are the rollout (:mod:`embodied.runtime.rollout`) and the recorder of demonstrations
+Users are the rollout (:mod:`embodied.runtime.rollout.rollout`) and the recorder of demonstrations
 (:mod:`embodied.runtime.recorder`). The port knows neither episodes nor policies.
 """
 
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from embodied.errors import WorkerDiedError
-from embodied.observe.video import Video
+from embodied.observe.video.video import Video
 from embodied.perturbations import Draws
 from embodied.runtime.channel import Command, Completion
 

@@ -4,7 +4,7 @@
             ▲                          │ Lost
             └── the attempt is redone ─┘
 
-What :mod:`embodied.runtime.expert` leaves in a slot's row is copied before the slot acts again.
+What :mod:`embodied.runtime.worker.expert` leaves in a slot's row is copied before the slot acts again.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from embodied.data.lerobot_writer import Recording
+from embodied.data.lerobot.writer import Recording
 from embodied.runtime.channel import Command, Completion, Kind
-from embodied.runtime.expert import ExpertJob
 from embodied.runtime.ports import EnvPort, Event, Lost, not_redone
 from embodied.runtime.slab import Slab
+from embodied.runtime.worker.expert import ExpertJob
 from embodied.types import Start
 
 Task = tuple[int, Start]
@@ -29,8 +29,8 @@ class Recorder:
     """Lets experts try starts, one at a time in each slot.
 
     Args:
-        port: its workers have an :class:`embodied.runtime.expert.ExpertJob`.
-        slab: has the fields of :func:`embodied.runtime.expert.expert_fields`, and one row a slot.
+        port: its workers have an :class:`embodied.runtime.worker.expert.ExpertJob`.
+        slab: has the fields of :func:`embodied.runtime.worker.expert.expert_fields`, and one row a slot.
         max_steps: control steps of an attempt at most.
         job: that of the port's workers; None: an attempt without mistakes.
         retry_safe: True: a lost attempt is redone; False: its loss ends the recording.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from embodied.errors import AssetsMissingError, EmbodiedError, RendererUnavailableError, WorkerDiedError
 from embodied.lib.child import how_it_ended
-from embodied.runtime.placement import egl_indices, render_environment, visible_gpus
+from embodied.runtime.pool.placement import egl_indices, render_environment, visible_gpus
 
 REFUSED = 3  # exit status: the last line of what was printed is an error as JSON
 
@@ -45,7 +45,7 @@ def ask(module: str, what: str, file: Path, device: str) -> None:
 
 
 def placed(device: str, gpus: Sequence[int]) -> dict[str, str]:
-    """Returns the variables by which an env's process finds a GPU (:mod:`embodied.runtime.placement`).
+    """Returns the variables by which an env's process finds a GPU (:mod:`embodied.runtime.pool.placement`).
 
     Args:
         gpus: those that this process may use, as nvidia-smi counts.

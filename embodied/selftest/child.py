@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from embodied.errors import EmbodiedError
-from embodied.observe import streams
+from embodied.observe.terminal import streams
 from embodied.selftest.measured import Measured, NotRun
 from embodied.selftest.place import Place
 

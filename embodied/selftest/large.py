@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from embodied.parallel.group import Group
-from embodied.run.build import device_of, make_policy, sampling
+from embodied.run.build.policy import device_of, make_policy, sampling
 from embodied.selftest.place import Place
 from embodied.selftest.policies import Made, configured, exact_arithmetic, use
 

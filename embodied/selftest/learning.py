@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from embodied.learn.engine import Engine
+from embodied.learn.step.engine import Engine
 from embodied.learn.watch import unwatched
 from embodied.parallel.sharding import Parallel
 from embodied.selftest.policies import Made, Question, there

@@ -14,12 +14,12 @@ from embodied import instructions
 from embodied.parallel.group import Group
 from embodied.protocols import Policy
 from embodied.random import Stream
-from embodied.run.build import build_policy, sampling
-from embodied.run.given import Sides
-from embodied.run.preflight import check
+from embodied.run.build.given import Sides
+from embodied.run.build.policy import build_policy, sampling
+from embodied.run.build.preflight import check
 from embodied.runtime.plan import noise
 from embodied.schema import Config
-from embodied.schema.compose import compose
+from embodied.schema.compose.compose import compose
 from embodied.types import EnvSpec, Sampling
 
 FOLDER = str(Path(__file__).with_name("config"))

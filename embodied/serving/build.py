@@ -9,12 +9,12 @@ import torch
 
 from embodied.protocols import Policy
 from embodied.serving.limits import ServerLimits
-from embodied.serving.metadata import metadata
 from embodied.serving.metrics import Metrics
 from embodied.serving.protocols import openpi, openvla
-from embodied.serving.requests import QuestionReader
 from embodied.serving.server import Server
 from embodied.serving.service import Service
+from embodied.serving.wire.metadata import metadata
+from embodied.serving.wire.requests import QuestionReader
 from embodied.types import EnvSpec, Sampling
 
 GREEDY = Sampling(do_sample=False)

@@ -16,9 +16,9 @@ from embodied.client import wire
 from embodied.errors import EmbodiedError
 from embodied.serving.limits import Rate, ServerLimits
 from embodied.serving.metrics import Metrics
-from embodied.serving.reading import Frames
-from embodied.serving.requests import QuestionReader
 from embodied.serving.service import Service
+from embodied.serving.wire.reading import Frames
+from embodied.serving.wire.requests import QuestionReader
 
 
 class Conversation(Protocol):

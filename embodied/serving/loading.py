@@ -4,7 +4,7 @@
 folder                                                   is
 =======================================================  =============================================================
 ``runs/NAME/checkpoints/000100`` (``meta.json``)         a checkpoint (:func:`embodied.learn.origin.restore`)
-``embodied.json``: formats hf, torch_export, onnx, aoti  an export (:mod:`embodied.learn.exported`)
+``embodied.json``: formats hf, torch_export, onnx, aoti  an export (:mod:`embodied.learn.checkpoint.exported`)
 =======================================================  =============================================================
 """
 
@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 
 from embodied.errors import CheckpointError
-from embodied.learn import exported
-from embodied.learn.checkpoint_meta import read_meta
+from embodied.learn.checkpoint import exported
+from embodied.learn.checkpoint.metadata import read_meta
 from embodied.learn.origin import origin_of, restore
 from embodied.lib.files import EXPORT_FILE
 from embodied.protocols import Policy

@@ -23,9 +23,9 @@ from embodied.serving.connections import Connections, address_of
 from embodied.serving.host import Conversation, Route
 from embodied.serving.limits import Rate, ServerLimits
 from embodied.serving.metrics import Metrics
-from embodied.serving.reading import Frames
-from embodied.serving.requests import QuestionReader
 from embodied.serving.service import Service
+from embodied.serving.wire.reading import Frames
+from embodied.serving.wire.requests import QuestionReader
 
 log = logging.getLogger(__name__)
 

@@ -30,7 +30,7 @@ from embodied.random import Stream
 from embodied.runtime.plan import noise
 from embodied.serving.keys import IMAGES
 from embodied.serving.metrics import Metrics
-from embodied.serving.requests import Question
+from embodied.serving.wire.requests import Question
 from embodied.types import EnvSpec, Sampling, TextAction
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from embodied.runtime.policy_port import Draw, PolicyPort, Request
+from embodied.runtime.policy.policy_port import Draw, PolicyPort, Request
 
 
 @dataclass

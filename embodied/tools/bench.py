@@ -22,19 +22,19 @@ import numpy as np
 
 from embodied.cli import piped
 from embodied.errors import ConfigError, EmbodiedError, told
-from embodied.observe.console import Console, make_console
+from embodied.observe.terminal.console import Console, make_console
 from embodied.parallel.group import Group
 from embodied.protocols import Batched
-from embodied.run.given import EnvSide, Sides
-from embodied.run.pools import pool_config
-from embodied.run.preflight import check
+from embodied.run.build.given import EnvSide, Sides
+from embodied.run.build.pools import pool_config
+from embodied.run.build.preflight import check
 from embodied.runtime.channel import Command, Completion, Kind
 from embodied.runtime.memory import proportional_memory
-from embodied.runtime.pool import Pool
+from embodied.runtime.pool.pool import Pool
 from embodied.runtime.slab import Slab, available_memory, info_fields, runtime_fields
 from embodied.schema import Config
-from embodied.schema.arguments import parse_argv
-from embodied.schema.compose import compose
+from embodied.schema.compose.arguments import parse_argv
+from embodied.schema.compose.compose import compose
 from embodied.tools.library.sizes import EnvCost, Machine, Proposal, call_s, filled_up, propose
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def run(config: Config, sides: Sides, console: Console) -> None:
             "set env.num_workers to 1 or 2 a GPU, and env.train.total_num_envs as large as its memory allows",
         )
     with console.progress("building the policy", brief=True):
-        from embodied.run.build import build_policy, sampling
+        from embodied.run.build.policy import build_policy, sampling
 
         policy, device = build_policy(config, Group(), sides)
     with tempfile.TemporaryDirectory() as folder:
@@ -222,7 +222,7 @@ def time_rows(
 
 
 def _rows_said(config: Config, proposal: Proposal) -> str:
-    from embodied.run.simulators import policy_batch
+    from embodied.run.build.simulators import policy_batch
 
     most = policy_batch(config.rollout, proposal.total_num_envs)
     filled = filled_up(config) and proposal.min_batch % most

@@ -1,10 +1,10 @@
 """``python -m embodied.tools.compare A B [C …]``: whether success differs between evaluations, or by chance alone.
 
-    A, B, C ─▶ run/evaluations.py: files ─▶ run/pairs.py: A B, A C, B C; tests ─▶ tables, or --json
+    A, B, C ─▶ evaluation/results.py: files ─▶ evaluation/pairwise.py: A B, A C, B C; tests ─▶ tables, or --json
 
 Each is compared with each other one, and with three or more McNemar's p-values are corrected for the number of pairs by
-Holm's method (Holm 1979, :mod:`embodied.run.pairs`). Nothing is run: it reads what ``embodied.eval`` and trainings have
-written.
+Holm's method (Holm 1979, :mod:`embodied.evaluation.pairwise`). Nothing is run: it reads what ``embodied.eval`` and
+trainings have written.
 """
 
 from __future__ import annotations
@@ -18,11 +18,21 @@ from typing import Any
 
 from embodied.cli import piped
 from embodied.errors import ConfigError, EmbodiedError, told
-from embodied.observe.console import Console, make_console
-from embodied.run.compare import Comparison, same_protocol
-from embodied.run.evaluations import Evaluation, read
-from embodied.run.pairs import Pairs, pairs
-from embodied.run.verdict import LETTERS, chance, interval, letters, lines, p_value, protocols, starts, table
+from embodied.evaluation.compare import Comparison, same_protocol
+from embodied.evaluation.comparison_text import (
+    LETTERS,
+    chance,
+    interval,
+    letters,
+    lines,
+    p_value,
+    protocols,
+    starts,
+    table,
+)
+from embodied.evaluation.pairwise import Pairs, pairs
+from embodied.evaluation.results import Evaluation, read
+from embodied.observe.terminal.console import Console, make_console
 
 
 def main(argv: Sequence[str] | None = None) -> int:

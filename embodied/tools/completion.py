@@ -89,8 +89,8 @@ def _overrides(word: str) -> Iterator[str]:
     elif not chosen:
         yield from (f"+{one}=" if one == "perturb" else f"{one}=" for one in groups)
         if word:  # all of them together would hide the groups
-            from embodied.schema.of_hydra import OF_HYDRA
-            from embodied.schema.table import keys
+            from embodied.schema.compose.of_hydra import OF_HYDRA
+            from embodied.schema.others.key_table import keys
 
             yield from (f"{name}=" for name in (*(key.name for key in keys()), *OF_HYDRA))
 

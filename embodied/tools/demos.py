@@ -5,7 +5,7 @@ Attempt i runs from start i of training's list of starts, a function of ``runner
 continues after the last kept attempt. A failed worker is replaced and its attempt redone. The workers' logs are beside
 the data set, in ``PATH.logs``.
 
-    attempts 0, 1, 2 … ──▶ pool of workers (env, expert) ──▶ in order ──▶ successes ──▶ embodied.data.lerobot_writer
+    attempts 0, 1, 2 … ──▶ pool of workers (env, expert) ──▶ in order ──▶ successes ──▶ embodied.data.lerobot.writer
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from pathlib import Path
 from typing import Any
 
 from embodied.cli import piped
-from embodied.data.lerobot_writer import Recording, Writer
+from embodied.data.lerobot.writer import Recording, Writer
 from embodied.errors import ConfigError, DatasetError
-from embodied.observe.console import Console
+from embodied.observe.terminal.console import Console
 from embodied.parallel.group import Group
 from embodied.protocols import Expert, MistakenExpert
 from embodied.run import command
-from embodied.run.folder import RunFolder
-from embodied.run.given import EnvSide
-from embodied.run.pools import pool_config
-from embodied.run.shares import render_gpus_of
-from embodied.runtime.expert import ExpertJob, expert_fields
-from embodied.runtime.fork_server import ForkServer
+from embodied.run.build.given import EnvSide
+from embodied.run.build.pools import pool_config
+from embodied.run.build.shares import render_gpus_of
+from embodied.run.folder.folder import RunFolder
 from embodied.runtime.plan import states_of_training, train_plan
-from embodied.runtime.pool import Pool, num_workers
+from embodied.runtime.pool.fork_server import ForkServer
+from embodied.runtime.pool.pool import Pool, num_workers
 from embodied.runtime.recorder import Recorder
 from embodied.runtime.signals import Stopped, StopSignal
 from embodied.runtime.slab import Slab
+from embodied.runtime.worker.expert import ExpertJob, expert_fields
 from embodied.schema import Config
-from embodied.schema.compose import Composed
+from embodied.schema.compose.compose import Composed
 from embodied.types import DiscreteAction, Start
 
 TRIES = 10  # attempts for each demonstration unless demos.max_attempts says otherwise

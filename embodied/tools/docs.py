@@ -11,10 +11,10 @@ from pathlib import Path
 
 from embodied.cli import piped
 from embodied.observe import metrics
-from embodied.schema.foreign import names_elsewhere
-from embodied.schema.neutral import NoOp, no_ops
-from embodied.schema.of_hydra import OF_HYDRA
-from embodied.schema.table import Key, keys
+from embodied.schema.compose.of_hydra import OF_HYDRA
+from embodied.schema.others.accepted_no_ops import NoOp, no_ops
+from embodied.schema.others.key_table import Key, keys
+from embodied.schema.others.tables import names_elsewhere
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -13,14 +13,14 @@ import time
 from collections.abc import Iterator, Sequence
 
 from embodied.cli import piped
-from embodied.doctor import configuration, data_sets, devices, machine, simulators, sizes, versions
+from embodied.doctor.checks import configuration, data_sets, devices, machine, simulators, sizes, versions
 from embodied.doctor.findings import Finding, of_error, once
 from embodied.doctor.report import as_json, show
 from embodied.doctor.running import Check, run_all
 from embodied.errors import ConfigError, EmbodiedError, told
-from embodied.observe.console import NullConsole, make_console
-from embodied.schema.arguments import parse_argv
-from embodied.schema.compose import Composed, compose_unchecked
+from embodied.observe.terminal.console import NullConsole, make_console
+from embodied.schema.compose.arguments import parse_argv
+from embodied.schema.compose.compose import Composed, compose_unchecked
 
 GPU_LIMIT_S = 120.0  # importing torch, starting CUDA, and the time that GPUs have to meet (devices.PEERS_S)
 COMMANDS = ("train", "eval", "sft", "demos")

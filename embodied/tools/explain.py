@@ -24,9 +24,10 @@ from embodied.cli import piped
 from embodied.errors import ConfigError, EmbodiedError, did_you_mean, told
 from embodied.observe import metrics
 from embodied.observe.metrics import METRICS, STAGES
-from embodied.schema import foreign, of_hydra
-from embodied.schema.foreign_hints import elsewhere, hint
-from embodied.schema.table import keys
+from embodied.schema.compose import of_hydra
+from embodied.schema.others import tables
+from embodied.schema.others.hints import elsewhere, hint
+from embodied.schema.others.key_table import keys
 from embodied.tools.library.sources import GROUPS, Argument, arguments, choices_called, relative, settings
 
 SECTIONS = ("env.eval", "actor.model")
@@ -72,7 +73,7 @@ def entries() -> Iterator[Entry]:
     """Yields everything that can be explained, but for arguments of classes."""
     for key in keys():
         lines = [key.meaning, f"type: {_plain(key.type)}", f"default: {_plain(key.default)}"]
-        if others := foreign.answered(key.name):
+        if others := tables.answered(key.name):
             lines.append(f"answers: {others}")
         declared = f"{relative(getfile(key.model))} ({key.model.__name__})"
         yield Entry(key.name, "key", lines, [declared, f"docs/configuration.md, section {key.section}"])

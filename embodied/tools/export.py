@@ -26,19 +26,19 @@ from typing import TYPE_CHECKING, Any
 
 from embodied.cli import piped
 from embodied.errors import CheckpointError, ConfigError, EmbodiedError, told, unknown_name
+from embodied.evaluation.provenance import NOTED, noted
 from embodied.instructions import of_messages
 from embodied.lib.files import EXPORT_FILE
 from embodied.lib.spec_json import to_json
-from embodied.observe.console import Console, make_console
+from embodied.observe.terminal.console import Console, make_console
 from embodied.protocols import EXPORT_DTYPES, QUANTIZATIONS, Examples, Exported, Exports, Policy
-from embodied.run.trainings import NOTED, noted
 from embodied.tools.library.card import card, evaluations_of, run_of, verification
 from embodied.types import EnvSpec
 
 if TYPE_CHECKING:
-    from embodied.learn.checkpoint_meta import Meta
-    from embodied.learn.exported import ExportFile
-    from embodied.run.verify_export import Asked, Verdict
+    from embodied.export.verify import Asked, Verdict
+    from embodied.learn.checkpoint.exported import ExportFile
+    from embodied.learn.checkpoint.metadata import Meta
 
 VERIFIED = "verified.json"
 UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
@@ -117,7 +117,7 @@ def _carry_out(given: argparse.Namespace, console: Console) -> int:
     options = {"max_shard_size": size, "quantize": given.quantize}
     evaluation: AbstractContextManager[Asked | None] = nullcontext()
     if given.verify:
-        from embodied.run.verify_export import asked
+        from embodied.export.verify import asked
 
         evaluation = asked(given.verify, given.config_dir)
     with evaluation as wanted:
@@ -131,7 +131,7 @@ def _carry_out(given: argparse.Namespace, console: Console) -> int:
 
 def _verified(checkpoint: Path, out: Path, wanted: Asked, console: Console, device: str) -> int:
     """Evaluates what was written; returns the exit status."""
-    from embodied.run.verify_export import verify
+    from embodied.export.verify import verify
 
     verdict = verify(checkpoint, out, wanted, console, device)
     add_verdict(out, verdict)
@@ -167,10 +167,10 @@ def run(
     """
     console = console or make_console()
     with console.progress("importing torch", brief=True):
-        from embodied.learn.checkpoint_meta import read_meta
-        from embodied.learn.device import device_named
-        from embodied.learn.exported import with_files
+        from embodied.learn.checkpoint.exported import with_files
+        from embodied.learn.checkpoint.metadata import read_meta
         from embodied.learn.origin import restore
+        from embodied.learn.step.device import device_named
         from embodied.parallel.modes import without_dropout
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -212,7 +212,7 @@ def facts_of(
     checkpoint: Path, kind: str, meta: Meta, written: Exported, policy: Policy, env: EnvSpec
 ) -> ExportFile:  # fmt: skip
     """Returns what ``embodied.json`` says of an export."""
-    from embodied.learn.exported import ExportFile
+    from embodied.learn.checkpoint.exported import ExportFile
 
     source: dict[str, Any] = {"checkpoint": str(checkpoint), "run": run_of(checkpoint).name}
     source |= {"iteration": meta.iteration, "steps": meta.steps, "weight_version": meta.weight_version}
@@ -230,9 +230,9 @@ def examples_of(
     """Returns what an export may measure on; and why there are no observations, if there are none."""
     import torch
 
+    from embodied.export.observations import observe
     from embodied.learn.origin import origin_of
-    from embodied.run.action_kind import kind_of
-    from embodied.run.observations import observe
+    from embodied.run.build.action_kind import kind_of
 
     prompts, origin = prompts_of(checkpoint), origin_of(checkpoint, meta)
     if kind_of(origin.env).from_rows:

@@ -55,7 +55,7 @@ def name_of(theirs: Path) -> str:
     """Returns the name of an experiment: that of their file, unless ours has it or an override cannot say it."""
     import yaml
 
-    from embodied.schema.groups import group_options
+    from embodied.schema.keys.groups import group_options
 
     name = re.sub(r"[^\w.-]+", "_", theirs.stem, flags=re.ASCII)
     taken = name in group_options("experiment") or not isinstance(yaml.safe_load(name), str)
@@ -107,7 +107,7 @@ def _yaml(file: Path, text: str) -> dict[str, Any]:
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    from embodied.schema.userfiles.yaml_text import check_text
+    from embodied.schema.compose.userfiles.yaml_text import check_text
 
     if not check_text(text, str(file)):
         return {}

@@ -18,7 +18,7 @@ from embodied.errors import ConfigError, EmbodiedError, told
 from embodied.run import command
 
 if TYPE_CHECKING:
-    from embodied.run.given import Recipe
+    from embodied.run.build.given import Recipe
 
 
 def main(argv: Sequence[str] | None = None) -> int:

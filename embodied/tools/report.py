@@ -15,9 +15,9 @@ from pathlib import Path
 from embodied import report
 from embodied.cli import piped
 from embodied.errors import ConfigError, EmbodiedError, told
-from embodied.observe.console import make_console
+from embodied.observe.terminal.console import make_console
 from embodied.report.reading import Run
-from embodied.run.reports import FILE
+from embodied.run.folder.beside.reports import FILE
 
 
 def main(argv: Sequence[str] | None = None) -> int:

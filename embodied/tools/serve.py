@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from embodied.cli import piped
 from embodied.errors import ConfigError, EmbodiedError, told
-from embodied.observe.console import Console, make_console
+from embodied.observe.terminal.console import Console, make_console
 from embodied.serving import access
 from embodied.serving.limits import ServerLimits
 
@@ -114,10 +114,10 @@ def run(given: argparse.Namespace) -> int:
     with console.progress("importing torch", brief=True):
         import torch
 
-        from embodied.learn.device import device_named
+        from embodied.learn.step.device import device_named
         from embodied.serving.loading import load
 
-    # As embodied.run.build.reproducible_arithmetic, whose module imports what starts simulators.
+    # As embodied.run.build.policy.reproducible_arithmetic, whose module imports what starts simulators.
     os.environ.setdefault("MKL_CBWR", "AUTO")
     if given.threads > 0:
         torch.set_num_threads(given.threads)

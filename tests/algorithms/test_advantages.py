@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embodied.algorithms import advantages as adv
+from embodied.algorithms.advantages import advantages as adv
 
 # Group 7: returns 1, 0, 0, 1 → mean .5, deviations ±.5, Σ of squares 1.
 # Group 3: returns 2, 5 → mean 3.5, deviations ±1.5, Σ of squares 4.5.

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embodied.algorithms.advantages import grpo
+from embodied.algorithms.advantages.advantages import grpo
 from embodied.algorithms.aggregation import MODES, sequence_means, weights
 from embodied.algorithms.layout import LEVELS, Counts, Layout
 from embodied.algorithms.policy_loss import make_loss

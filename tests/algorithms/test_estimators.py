@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from embodied.algorithms.estimators import Experience, make_estimator
+from embodied.algorithms.advantages.estimators import Experience, make_estimator
 from embodied.errors import UnknownNameError
 
 # Episodes 0 and 1 of group 5: returns 3 and 1. Episode 2 of group 8: return 4.

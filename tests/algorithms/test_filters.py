@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embodied.algorithms.filters import informative, within_bounds
+from embodied.algorithms.advantages.filters import informative, within_bounds
 
 
 def test_groups_with_their_mean_within_the_bounds_are_kept():

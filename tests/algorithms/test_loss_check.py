@@ -18,7 +18,7 @@ from embodied.algorithms.conformance.loss import check_loss
 from embodied.algorithms.importance import log_ratio
 from embodied.algorithms.policy_loss import Anchor, PolicyLoss, make_loss, names
 from embodied.errors import ConfigError
-from embodied.runtime import pool
+from embodied.runtime.pool import pool
 from embodied.testing import check_loss as public
 
 KEYS = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "clip_ratio_c": 3.0}

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embodied.algorithms.temporal import explained_variance, gae, rewards_to_go, whiten
+from embodied.algorithms.advantages.temporal import explained_variance, gae, rewards_to_go, whiten
 
 G, L = 0.9, 0.5  # γ and λ; γλ = .45
 

@@ -35,7 +35,7 @@ from torch import Tensor
 from embodied.algorithms.aggregation import sequence_means
 from embodied.algorithms.kl import Coefficient
 from embodied.algorithms.layout import Counts
-from embodied.learn.objective import Objective
+from embodied.learn.step.objective import Objective
 from embodied.learn.terms.term import Need, OptimizerBatch, Setup
 from embodied.schema import AlgorithmConfig
 from embodied.testing import FakeTextPolicy

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from embodied.algorithms.value import make_value_loss
+from embodied.algorithms.advantages.value import make_value_loss
 from embodied.errors import UnknownNameError
 
 

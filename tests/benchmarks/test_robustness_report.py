@@ -7,7 +7,7 @@ import imageio.v3 as iio
 import pytest
 
 from embodied.schema import conditions_of
-from embodied.schema.compose import compose
+from embodied.schema.compose.compose import compose
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from embodied.run import summary
-from embodied.schema.compose import compose_unchecked, group_options
-from embodied.schema.env import EnvTrainConfig
-from embodied.schema.sides import ALONGSIDE, OWN_OF_A_SIDE
+from embodied.schema.compose.compose import compose_unchecked, group_options
+from embodied.schema.keys.sections.env import EnvTrainConfig
+from embodied.schema.rules.sides import ALONGSIDE, OWN_OF_A_SIDE
 
 MARKS = """
 defaults:

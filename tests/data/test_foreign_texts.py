@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embodied.data.text import Columns, Written
-from embodied.data.text_reading import Reader
+from embodied.data.texts.reading import Reader
+from embodied.data.texts.text import Columns, Written
 from embodied.errors import DatasetError
 
 ROW = json.dumps({"prompt": "1+1=", "response": "2"})

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embodied.data import lerobot_writer, pictures, reading
+from embodied.data import pictures, reading
 from embodied.data.demonstrations import Wanted, check_fit
+from embodied.data.lerobot import writer as lerobot_writer
 from embodied.errors import DatasetError, SpecMismatchError
 from embodied.testing import FakeEnv
 from embodied.types import Start

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from embodied import instructions
-from embodied.data.text import Columns, TextSamples, Written, answers_by_row
+from embodied.data.texts.text import Columns, TextSamples, Written, answers_by_row
 from embodied.errors import DatasetError
 from embodied.types import ArraySpec
 

@@ -19,10 +19,10 @@ import yaml
 from embodied import cli
 from embodied.errors import EmbodiedError, did_you_mean
 from embodied.observe.metrics import METRICS
-from embodied.schema import foreign
-from embodied.schema.arguments import parse_argv
-from embodied.schema.compose import compose
-from embodied.schema.table import keys
+from embodied.schema.compose.arguments import parse_argv
+from embodied.schema.compose.compose import compose
+from embodied.schema.others import tables
+from embodied.schema.others.key_table import keys
 from embodied.tools import docs, doctor, play
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +34,7 @@ VERBS = {verb.module: name for name, verb in cli.VERBS.items()}
 TORCHRUN = {"--standalone", "--nnodes", "--nproc-per-node", "--rdzv-backend", "--rdzv-endpoint"}
 TABLES = {"eval/generations"}  # what trackers get beside metrics
 OBJECTS = {"env.obs"}  # of an example in Python, no key
-OF_OTHERS = {row.key for row in foreign.rows()}
+OF_OTHERS = {row.key for row in tables.rows()}
 OF_THE_CLASS = ("env.train.", "env.eval.", "actor.model.", "reward.model.")  # arguments of what _target_ names
 KEYS = {key.name for key in keys()}
 SECTIONS = {key.partition(".")[0] for key in KEYS}

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from embodied.data.checking import stored, survey
-from embodied.doctor import data_sets
+from embodied.doctor.checks import data_sets
 from embodied.doctor.findings import Finding
-from embodied.observe.console import NullConsole
-from embodied.schema.compose import compose_unchecked
+from embodied.observe.terminal.console import NullConsole
+from embodied.schema.compose.compose import compose_unchecked
 from embodied.tools import demos, doctor
 
 sys.path.append(str(Path(__file__).parents[1] / "data"))

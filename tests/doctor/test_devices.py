@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from embodied.doctor import devices
+from embodied.doctor.checks import devices
 
 
 class Ones:

@@ -17,13 +17,14 @@ from types import SimpleNamespace
 import pytest
 from small_run import RUN
 
-from embodied.doctor import configuration, report, simulators, sizes
+from embodied.doctor import report
+from embodied.doctor.checks import configuration, simulators, sizes
 from embodied.doctor.findings import STATUSES, Finding
 from embodied.errors import RendererUnavailableError
 from embodied.parallel.group import Group
-from embodied.run.footprint import footprint
-from embodied.run.preflight import check
-from embodied.schema.compose import compose, compose_unchecked
+from embodied.run.build.preflight import check
+from embodied.run.memory.footprint import footprint
+from embodied.schema.compose.compose import compose, compose_unchecked
 from embodied.tools import doctor
 from embodied.types import SimulatorNeeds
 

@@ -11,11 +11,11 @@ from collections import namedtuple
 
 import pytest
 
-from embodied.doctor import machine, versions
+from embodied.doctor.checks import machine, versions
+from embodied.doctor.checks.machine import Process
 from embodied.doctor.findings import Finding, worst
-from embodied.doctor.machine import Process
-from embodied.runtime import file_limit
-from embodied.runtime.placement import START
+from embodied.runtime.pool import file_limit
+from embodied.runtime.pool.placement import START
 
 Usage = namedtuple("Usage", "total used free")
 

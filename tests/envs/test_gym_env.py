@@ -20,7 +20,7 @@ from embodied.envs.gym.sources import Rule, entries
 
 from embodied import instructions, train
 from embodied.errors import AssetsMissingError, ConfigError, EmbodiedError, SpecMismatchError, UnknownNameError
-from embodied.schema.compose import compose
+from embodied.schema.compose.compose import compose
 from embodied.testing import check_env
 from embodied.tools import demos
 from embodied.types import ContinuousAction, DiscreteAction, Start

@@ -40,7 +40,7 @@ def pythons(pytestconfig):
 def kwargs_of(name: str, python: str) -> dict[str, object]:
     """The keyword arguments that a configuration gives to GymEnv; ``python`` is left to the process itself."""
     from embodied import schema
-    from embodied.schema.compose import compose
+    from embodied.schema.compose.compose import compose
 
     side = compose([f"env={name}", f"env.python={python}"]).config.env.train
     return {**schema.target_kwargs(side, "env.train"), "python": None}

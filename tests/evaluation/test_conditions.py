@@ -11,10 +11,10 @@ import pytest
 
 from embodied import train
 from embodied.parallel.group import Group
-from embodied.run.conditions import Conditions
-from embodied.run.shares import slots_of
-from embodied.run.sides import make_side
-from embodied.schema.compose import compose
+from embodied.run.build.shares import slots_of
+from embodied.run.build.sides import make_side
+from embodied.run.evaluation.conditions import Conditions
+from embodied.schema.compose.compose import compose
 
 CONFIG = str(Path(__file__).parents[1] / "config")
 SHIPPED = Path(__file__).parents[2] / "config"

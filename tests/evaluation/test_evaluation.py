@@ -11,13 +11,14 @@ import pytest
 
 from embodied import train
 from embodied.errors import ConfigError, RunFolderError
-from embodied.run import evaluations, unfinished
-from embodied.run.folder import RunFolder
-from embodied.run.protocol import described, short_hash
-from embodied.run.unfinished import Unfinished
+from embodied.evaluation import results as evaluations
+from embodied.run.evaluation import resume_evaluation
+from embodied.run.evaluation.protocol import described, short_hash
+from embodied.run.evaluation.resume_evaluation import Unfinished
+from embodied.run.folder.folder import RunFolder
 from embodied.runtime.plan import EVAL_SEEDS, eval_plan, states_of_training, train_plan
 from embodied.schema import ProtocolConfig, defaults
-from embodied.schema.compose import compose
+from embodied.schema.compose.compose import compose
 from embodied.testing import FakeEnv
 from embodied.types import EpisodeResult, WorkerFacts
 
@@ -150,7 +151,7 @@ def test_an_interrupted_evaluation_goes_on_with_the_same_numbers(monkeypatch, ca
                 raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr("embodied.run.evaluator.Unfinished", Dying)
+        patched.setattr("embodied.run.evaluation.evaluator.Unfinished", Dying)
         with pytest.raises(Killed):
             evaluate("killed", *few, sampled)
     part = Path("runs/killed/.unfinished/000000.jsonl")
@@ -163,7 +164,7 @@ def test_an_interrupted_evaluation_goes_on_with_the_same_numbers(monkeypatch, ca
     assert report("killed") == found
     assert not part.exists()
     with monkeypatch.context() as patched:
-        patched.setattr("embodied.run.evaluator.Unfinished", Dying)
+        patched.setattr("embodied.run.evaluation.evaluator.Unfinished", Dying)
         with pytest.raises(Killed):
             evaluate("other", *few, sampled)
     assert evaluate("other", *few) == 0, "no result binds the folder to the keys of what was killed"
@@ -189,7 +190,7 @@ def test_greedy_and_sampled_in_one_command_are_the_two_evaluations(monkeypatch, 
                 raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr("embodied.run.evaluator.Unfinished", Dying)
+        patched.setattr("embodied.run.evaluation.evaluator.Unfinished", Dying)
         with pytest.raises(Killed):
             evaluate("both", *few, both)
     assert report("both") == report("greedy")
@@ -276,14 +277,14 @@ def test_episodes_of_another_evaluation_are_not_taken(tmp_path):
 def test_another_configuration_weights_or_data_are_another_evaluation(tmp_path):
     (data := tmp_path / "problems.jsonl").write_text("{}", encoding="utf-8")
     config = {"env": {"eval": {"data": [str(data)], "reward_mode": "sparse"}}, "runner": {"logger": {"log_path": "a"}}}
-    before = unfinished.identity_of_config(config)
+    before = resume_evaluation.identity_of_config(config)
     data.write_text("{...}", encoding="utf-8")
-    assert unfinished.identity_of_config(config) != before
-    before = unfinished.identity_of_config(config)
+    assert resume_evaluation.identity_of_config(config) != before
+    before = resume_evaluation.identity_of_config(config)
     config["runner"]["logger"]["log_path"] = "b"
-    assert unfinished.identity_of_config(config) == before
+    assert resume_evaluation.identity_of_config(config) == before
     config["env"]["eval"]["reward_mode"] = "dense"
-    assert unfinished.identity_of_config(config) != before
+    assert resume_evaluation.identity_of_config(config) != before
 
 
 @pytest.mark.parametrize(
@@ -298,12 +299,12 @@ def test_a_folder_that_any_key_names_is_part_of_an_evaluation(tmp_path, monkeypa
         (tmp_path / folder / "file").write_text("x", encoding="utf-8")
     model = {key: name, "root": str(tmp_path), "size": "w"}
     config = {"actor": {"model": model}, "runner": {"logger": {"log_path": "runs/run"}, "ckpt_path": None}}
-    before = unfinished.identity_of_config(config)
+    before = resume_evaluation.identity_of_config(config)
     (tmp_path / "runs/run/file").write_text("episodes", encoding="utf-8")
-    assert unfinished.identity_of_config(config) == before, "what the evaluation itself writes is no part of it"
+    assert resume_evaluation.identity_of_config(config) == before, "what the evaluation itself writes is no part of it"
     changed = tmp_path / "lora" if "lora" in name else tmp_path / "w"
     (changed / "deep" / "file").write_text("yy", encoding="utf-8")
-    assert unfinished.identity_of_config(config) != before
+    assert resume_evaluation.identity_of_config(config) != before
 
 
 def test_starts_that_differ_by_their_seeds_alone_are_no_held_out_states(capsys):

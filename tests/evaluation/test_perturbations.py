@@ -8,10 +8,10 @@ import pytest
 
 from embodied.errors import ConfigError, EmbodiedError, UnknownKeyError, UnknownNameError
 from embodied.perturbations import Perturbation
-from embodied.run import perturbations
-from embodied.run.sides import make_side
+from embodied.run.build import perturbations
+from embodied.run.build.sides import make_side
 from embodied.schema import conditions_of
-from embodied.schema.compose import compose
+from embodied.schema.compose.compose import compose
 
 HERE = str(Path(__file__).parents[1] / "config")
 KINDS = (

@@ -8,9 +8,9 @@ from fractions import Fraction
 
 import pytest
 
+from embodied.evaluation.pass_at_k import DRAWN_SETS, MOST_SETS, _sets, cells, majority_at, pass_at, rates
 from embodied.instructions import ANSWER, NONE_FOUND, SAYS_NOTHING, answer_code
 from embodied.observe.metrics import check
-from embodied.run.repeats import DRAWN_SETS, MOST_SETS, _sets, cells, majority_at, pass_at, rates
 from embodied.types import Episode, EpisodeResult, Start
 
 A, B, C = (answer_code(text) for text in "abc")

@@ -13,9 +13,9 @@ import imageio.v3 as iio
 import pytest
 
 from embodied import train
+from embodied.evaluation import robustness
 from embodied.observe.statistics import wilson
 from embodied.perturbations import Condition, Perturbation, Perturbed
-from embodied.run import robustness
 from embodied.types import Episode, EpisodeResult, Start
 
 HERE = Path(__file__).parents[1]

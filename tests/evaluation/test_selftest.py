@@ -11,13 +11,13 @@ import pytest
 from embodied import train
 from embodied.errors import ConfigError
 from embodied.eval import main as evaluation
-from embodied.observe.console import make_console
+from embodied.observe.terminal.console import make_console
 from embodied.parallel.group import Group
 from embodied.run import selftest
-from embodied.run.preflight import check
-from embodied.run.simulators import rows_of_call
+from embodied.run.build.preflight import check
+from embodied.run.build.simulators import rows_of_call
 from embodied.runtime.plan import eval_plan
-from embodied.schema.compose import compose
+from embodied.schema.compose.compose import compose
 from embodied.testing import FakeEnv, FakePolicy
 from embodied.types import EpisodeResult
 

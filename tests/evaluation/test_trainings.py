@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
+from embodied.evaluation.provenance import left_out_by, noted
 from embodied.lib.files import sealed
-from embodied.run.trainings import left_out_by, noted
 
 
 def run_of(path: Path, held_out: int, **runner: Any) -> dict[str, Any]:

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import pytest
 
-from embodied.observe.console import NullConsole
-from embodied.run import beside, exports
+from embodied.observe.terminal.console import NullConsole
+from embodied.run.folder.beside import beside, exports
 from embodied.testing import FakePolicy
 
 LONGEST_S = 60.0

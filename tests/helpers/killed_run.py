@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from embodied import train
-from embodied.learn import checkpoint
-from embodied.run.saves import Saves
+from embodied.learn.checkpoint import checkpoint
+from embodied.run.folder.saves import Saves
 from embodied.testing.policy import FakePolicy
 
 SAVE = torch.save

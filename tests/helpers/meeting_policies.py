@@ -10,7 +10,7 @@ from typing import Any
 from slow_policies import Slow
 
 from embodied.learn.trainer import Trainer
-from embodied.run.collector import Collector
+from embodied.run.training.collector import Collector
 
 PATIENCE_S = 60.0  # of a thread for the other; without an overlap it is in vain
 RANK = os.environ.get("RANK", "0")

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from embodied.learn.checkpoint_reader import METADATA, _parsed
+from embodied.learn.checkpoint.reading import METADATA, _parsed
 
 OUT_OF_IT = (
     "../../outside",

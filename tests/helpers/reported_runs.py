@@ -13,7 +13,7 @@ import numpy as np
 import yaml
 
 from embodied import schema
-from embodied.observe.video import VideoWriter
+from embodied.observe.video.video import VideoWriter
 
 TASKS = ("stack the cubes", "open the drawer")
 

@@ -14,13 +14,13 @@ import torch
 
 from embodied.observe.timing import Sections
 from embodied.random import Stream
-from embodied.runtime.policy_port import OnePass, PolicyPort
-from embodied.runtime.pool import Deadlines, Pool, PoolConfig
+from embodied.runtime.policy.policy_port import OnePass, PolicyPort
+from embodied.runtime.pool.pool import Deadlines, Pool, PoolConfig
 from embodied.runtime.records import RecordStore
-from embodied.runtime.reward import ShapedReward
-from embodied.runtime.rollout import Job, Rollout, Schedule
+from embodied.runtime.rollout.rollout import Job, Rollout, Schedule
+from embodied.runtime.rollout.traces import Traces
 from embodied.runtime.slab import Slab, info_fields, runtime_fields
-from embodied.runtime.traces import Traces
+from embodied.runtime.worker.reward import ShapedReward
 from embodied.testing import DecoderPort, FakeEnv, FakePolicy
 from embodied.types import EpisodeResult, Sampling
 

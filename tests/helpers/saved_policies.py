@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from embodied.models.openvla_oft import build_policy
 
-from embodied.learn.checkpoint import Checkpoints
+from embodied.learn.checkpoint.checkpoint import Checkpoints
 from embodied.learn.origin import Origin, Simulator
 from embodied.testing import FakeEnv
 

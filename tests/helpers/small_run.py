@@ -10,7 +10,7 @@ HIDDEN = (
     "sapien",
     "gymnasium",
     "embodied.envs",
-    "embodied.runtime.pool",
+    "embodied.runtime.pool.pool",
 )
 """Simulators, and what drives them."""
 RUN = (

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from embodied.learn.checkpoint import Checkpoints
-from embodied.learn.optimizer import make_optimizer
+from embodied.learn.checkpoint.checkpoint import Checkpoints
+from embodied.learn.step.optimizer import make_optimizer
 from embodied.schema import OptimConfig
 from embodied.testing import FakePolicy
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from embodied.errors import ConfigError
 from embodied.learn.acting import Acting, Apart, Exchanged, copy_of, make_acting
 from embodied.protocols import Policy
-from embodied.run.turns import apart_from_other_threads
+from embodied.run.training.iteration import apart_from_other_threads
 from embodied.testing import FakePolicy
 
 Make = Callable[[FakePolicy], Acting]

@@ -26,10 +26,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from embodied.errors import CheckpointError
-from embodied.learn.checkpoint import Checkpoints
-from embodied.learn.checkpoint_load import load, resume
-from embodied.learn.checkpoint_meta import read_meta
-from embodied.run import saves
+from embodied.learn.checkpoint.checkpoint import Checkpoints
+from embodied.learn.checkpoint.loading import load, resume
+from embodied.learn.checkpoint.metadata import read_meta
+from embodied.run.folder import saves
 
 WORLD = 2
 WAIT = 120  # seconds until the ranks must be through

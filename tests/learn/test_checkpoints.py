@@ -16,11 +16,11 @@ import torch
 from learner import learner, save_and_wait, state, trained, update
 
 from embodied.errors import CheckpointError
-from embodied.learn import checkpoint, checkpoint_meta, snapshot
-from embodied.learn.checkpoint import Checkpoints
-from embodied.learn.checkpoint_load import load, resume
-from embodied.learn.checkpoint_meta import read_meta
-from embodied.learn.state import load_optimizer, optimizer_tree
+from embodied.learn.checkpoint import checkpoint, metadata, snapshot
+from embodied.learn.checkpoint.checkpoint import Checkpoints
+from embodied.learn.checkpoint.loading import load, resume
+from embodied.learn.checkpoint.metadata import read_meta
+from embodied.learn.checkpoint.state import load_optimizer, optimizer_tree
 from embodied.parallel import collectives
 from embodied.testing import FakePolicy
 
@@ -324,7 +324,7 @@ def test_content_that_cannot_be_read_is_an_error_and_changes_nothing(tmp_path):
 def test_one_rank_sums_the_bytes_that_all_resume_from(tmp_path, monkeypatch, rank, sums):
     path = Checkpoints(tmp_path, 3).save(trained(), 1)
     noted = []
-    monkeypatch.setattr(checkpoint_meta, "check_checksums", lambda _, names: noted.extend(names))
+    monkeypatch.setattr(metadata, "check_checksums", lambda _, names: noted.extend(names))
     monkeypatch.setattr(collectives, "here", lambda: rank)
     resume(path, trained(seed=1))
     assert len(noted) == sums

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from embodied.errors import NumericalError
-from embodied.learn.finite import FiniteUpdates
+from embodied.learn.step.finite import FiniteUpdates
 
 
 def test_bad_updates_in_a_row_are_counted_and_a_good_one_forgives():

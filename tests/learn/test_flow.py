@@ -16,9 +16,9 @@ from embodied.learn.trainer import Trainer
 from embodied.observe.timing import Sections
 from embodied.random import Stream
 from embodied.runtime.plan import train_plan
-from embodied.runtime.policy_port import OnePass
+from embodied.runtime.policy.policy_port import OnePass
 from embodied.runtime.records import RecordStore
-from embodied.runtime.rollout import Job, Rollout, Schedule
+from embodied.runtime.rollout.rollout import Job, Rollout, Schedule
 from embodied.schema import ActorConfig, AlgorithmConfig, ModelConfig, OptimConfig
 from embodied.testing import FakeEnv, FlowPolicy, check_policy
 from embodied.types import Sampling

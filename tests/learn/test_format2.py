@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from embodied.errors import CheckpointError
-from embodied.learn.checkpoint_load import load, resume
+from embodied.learn.checkpoint.loading import load, resume
 from embodied.learn.origin import restore
 from embodied.learn.trainer import Trainer
 from embodied.schema import ActorConfig, AlgorithmConfig, ModelConfig

@@ -11,9 +11,9 @@ from learner import state, trained, update
 from test_checkpoints import assert_same_bits
 
 from embodied.errors import CheckpointError
-from embodied.learn.checkpoint import Checkpoints
-from embodied.learn.checkpoint_load import resume
-from embodied.learn.checkpoint_meta import read_meta
+from embodied.learn.checkpoint.checkpoint import Checkpoints
+from embodied.learn.checkpoint.loading import resume
+from embodied.learn.checkpoint.metadata import read_meta
 
 
 def test_what_was_kept_is_written_as_it_was_then(tmp_path):

@@ -12,7 +12,7 @@ from broken_policies import Narrow, NotFinite
 from rig import CPU
 
 from embodied import train
-from embodied.learn.loss_scale import LARGEST, LossScale
+from embodied.learn.step.loss_scale import LARGEST, LossScale
 from embodied.learn.trainer import Trainer
 from embodied.runtime.plan import train_plan
 from embodied.schema import ActorConfig, AlgorithmConfig, GradScalerConfig, ModelConfig, OptimConfig

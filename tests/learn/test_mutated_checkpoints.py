@@ -30,8 +30,8 @@ from mutations import (
 from saved_policies import ENV, LORA, SMALL, save
 
 from embodied.errors import EmbodiedError
-from embodied.learn.checkpoint import Checkpoints
-from embodied.learn.exported import open_export
+from embodied.learn.checkpoint.checkpoint import Checkpoints
+from embodied.learn.checkpoint.exported import open_export
 from embodied.learn.origin import Origin, restore
 from embodied.lib.files import check_seal, sealed
 from embodied.testing import FakeEnv, FakePolicy

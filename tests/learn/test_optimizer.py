@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from embodied.learn.optimizer import Schedule, make_optimizer
+from embodied.learn.step.optimizer import Schedule, make_optimizer
 from embodied.schema import LrScheduleConfig, OptimConfig
 from embodied.testing import FakePolicy
 

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.algorithms.estimators import make_estimator
+from embodied.algorithms.advantages.estimators import make_estimator
+from embodied.algorithms.advantages.prefixes import common_prefixes
 from embodied.algorithms.layout import Layout
-from embodied.algorithms.prefixes import common_prefixes
 from embodied.algorithms.rewards import Rewards
 from embodied.errors import ConfigError
-from embodied.learn.objective import Objective
-from embodied.learn.score import gather_numbers, make_batch
+from embodied.learn.score.score import gather_numbers, make_batch
+from embodied.learn.step.objective import Objective
 from embodied.learn.terms.term import Setup
 from embodied.schema import AlgorithmConfig
 from embodied.types import ArraySpec, Elements, Episode, EpisodeResult, Noise, PolicySpec, Start

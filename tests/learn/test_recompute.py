@@ -17,16 +17,16 @@ from torch import Tensor, nn
 from embodied import train
 from embodied.algorithms.kl import Coefficient
 from embodied.errors import ConfigError
-from embodied.learn.passes import Evaluator
-from embodied.learn.recompute import _inside
+from embodied.learn.score.recompute import _inside
+from embodied.learn.step.passes import Evaluator
 from embodied.learn.terms.term import Setup
 from embodied.learn.trainer import Trainer
 from embodied.observe.timing import Sections
 from embodied.parallel.modes import without_dropout
-from embodied.runtime.decoder import Decoder
 from embodied.runtime.plan import train_plan
+from embodied.runtime.policy.decoder import Decoder
 from embodied.runtime.records import RecordStore
-from embodied.runtime.rollout import Rollout, Schedule
+from embodied.runtime.rollout.rollout import Rollout, Schedule
 from embodied.schema import ActorConfig, AlgorithmConfig, ModelConfig, OptimConfig
 from embodied.testing import FakeEnv, FakePolicy, FakeTextEnv, FakeTextPolicy
 from embodied.testing.flow import FlowPolicy

@@ -6,8 +6,8 @@ import pytest
 import torch
 from learner import learner, update
 
-from embodied.learn.engine import Engine
-from embodied.learn.reference import Average, OtherWeights
+from embodied.learn.step.engine import Engine
+from embodied.learn.step.reference import Average, OtherWeights
 from embodied.schema import ActorConfig, ModelConfig, OptimConfig
 from embodied.testing import FakePolicy
 

@@ -19,10 +19,10 @@ from ranks import on_ranks
 from rig import CPU
 from torch import Tensor
 
-from embodied.learn import reference, resting
-from embodied.learn.checkpoint import Checkpoints
-from embodied.learn.checkpoint_load import resume
-from embodied.learn.reference import OtherWeights, Reference
+from embodied.learn.checkpoint.checkpoint import Checkpoints
+from embodied.learn.checkpoint.loading import resume
+from embodied.learn.step import reference, resting
+from embodied.learn.step.reference import OtherWeights, Reference
 from embodied.learn.trainer import Trainer
 from embodied.parallel.group import Group
 from embodied.parallel.sharding import make_parallel

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.algorithms.estimators import make_estimator
+from embodied.algorithms.advantages.estimators import make_estimator
 from embodied.algorithms.layout import Layout
 from embodied.algorithms.rewards import Rewards
-from embodied.learn.reward_penalties import episode_penalties, longest, overlong
-from embodied.learn.score import gather_numbers, make_batch
+from embodied.learn.score.reward_penalties import episode_penalties, longest, overlong
+from embodied.learn.score.score import gather_numbers, make_batch
 from embodied.schema import OverlongPenaltyConfig
 from embodied.testing import FakePolicy, FakeTextPolicy
 from embodied.types import Elements, Episode, EpisodeResult, Start

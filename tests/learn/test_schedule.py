@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from embodied.learn.optimizer import Schedule, make_optimizer
+from embodied.learn.step.optimizer import Schedule, make_optimizer
 from embodied.schema import LrScheduleConfig, OptimConfig
 from embodied.testing import FakePolicy
 

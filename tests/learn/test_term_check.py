@@ -17,13 +17,13 @@ from embodied import sft, train
 from embodied.algorithms.kl import Coefficient
 from embodied.algorithms.metrics import sum_and_count
 from embodied.errors import ConfigError, UnknownNameError
-from embodied.learn.objective import COMPUTED, Objective
+from embodied.learn.step.objective import COMPUTED, Objective
 from embodied.learn.terms.conformance.records import make_case, usual_setup
 from embodied.learn.terms.term import Forward, Need, OptimizerBatch, Setup, Share
 from embodied.observe.metrics import Metric
 from embodied.report import series
 from embodied.report.reading import read
-from embodied.runtime import pool
+from embodied.runtime.pool import pool
 from embodied.schema import AlgorithmConfig
 from embodied.testing import FakePolicy, FakeTextPolicy, FlowPolicy, check_term
 

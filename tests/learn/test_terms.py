@@ -13,8 +13,9 @@ from rig import CPU
 from embodied.algorithms.kl import Coefficient
 from embodied.algorithms.layout import Counts
 from embodied.errors import ConfigError, SpecMismatchError
-from embodied.learn.objective import ADDED, COMPUTED, Objective
-from embodied.learn.score import gather_numbers
+from embodied.learn.score.score import gather_numbers
+from embodied.learn.step.objective import ADDED, COMPUTED, Objective
+from embodied.learn.step.update_metrics import UpdateMetrics
 from embodied.learn.terms.entropy import EntropyTerm
 from embodied.learn.terms.kl import KlTerm
 from embodied.learn.terms.policy import PolicyTerm
@@ -22,7 +23,6 @@ from embodied.learn.terms.positive_nll import PositiveNllTerm
 from embodied.learn.terms.term import Need, OptimizerBatch, Setup, Share
 from embodied.learn.terms.value import ValueTerm
 from embodied.learn.trainer import Trainer
-from embodied.learn.update_metrics import UpdateMetrics
 from embodied.runtime.plan import train_plan
 from embodied.schema import ActorConfig, AlgorithmConfig, ModelConfig, OptimConfig
 from embodied.testing import FakePolicy, FlowPolicy
@@ -229,7 +229,7 @@ def test_the_numbers_of_the_episodes_are_gathered_once_though_groups_are_filtere
     env, arrays, results = collected
     calls = []
     monkeypatch.setattr(
-        "embodied.learn.score.gather_numbers", lambda *given: (calls.append(1), gather_numbers(*given))[1]
+        "embodied.learn.score.score.gather_numbers", lambda *given: (calls.append(1), gather_numbers(*given))[1]
     )
     means = sorted(np.mean([r.episode_return for r in results if r.episode.group_id == g]) for g in range(4))
     bounds = {"filter_rewards": True, "rewards_lower_bound": means[1] - 1e-3, "rewards_upper_bound": 99.0}

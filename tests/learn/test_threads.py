@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from embodied.learn.threads import training_threads
+from embodied.learn.step.threads import training_threads
 
 
 @pytest.fixture(autouse=True)

@@ -13,19 +13,19 @@ import torch
 from rig import CPU
 
 from embodied import train
-from embodied.algorithms.estimators import make_estimator
+from embodied.algorithms.advantages.estimators import make_estimator
 from embodied.algorithms.kl import Coefficient
 from embodied.algorithms.layout import Layout
 from embodied.algorithms.rewards import Rewards
 from embodied.errors import ConfigError
-from embodied.learn.score import make_batch
+from embodied.learn.score.score import make_batch
 from embodied.learn.terms.term import Setup
 from embodied.learn.trainer import Trainer
 from embodied.observe.timing import Sections
-from embodied.runtime.decoder import Decoder
 from embodied.runtime.plan import train_plan
+from embodied.runtime.policy.decoder import Decoder
 from embodied.runtime.records import RecordStore
-from embodied.runtime.rollout import Rollout, Schedule
+from embodied.runtime.rollout.rollout import Rollout, Schedule
 from embodied.schema import ActorConfig, AlgorithmConfig, ModelConfig, OptimConfig
 from embodied.testing import FakePolicy, FakeTextEnv, FakeTextPolicy, check_policy
 from embodied.types import Elements, Episode, EpisodeResult, Sampling, Start

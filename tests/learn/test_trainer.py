@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from rig import CPU
 
 from embodied.algorithms import aggregation
-from embodied.algorithms.advantages import grpo
+from embodied.algorithms.advantages.advantages import grpo
 from embodied.algorithms.layout import Layout
 from embodied.algorithms.losses import ppo
 from embodied.errors import ConfigError, NumericalError
 from embodied.learn.batch import micro_batches, optimizer_batches
-from embodied.learn.optimizer import make_optimizer
+from embodied.learn.step.optimizer import make_optimizer
 from embodied.learn.terms.term import Need
 from embodied.learn.trainer import Trainer
 from embodied.runtime.plan import eval_plan, train_plan

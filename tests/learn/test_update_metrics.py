@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.learn.engine import Outcome, Taken
+from embodied.learn.step.engine import Outcome, Taken
+from embodied.learn.step.update_metrics import UpdateMetrics
 from embodied.learn.terms.term import Share
-from embodied.learn.update_metrics import UpdateMetrics
 
 MADE = Outcome.MADE
 

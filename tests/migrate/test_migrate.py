@@ -14,10 +14,11 @@ from embodied import cli
 from embodied.errors import ConfigError
 from embodied.migrate import SYSTEMS, Migration, migrate
 from embodied.migrate.report import to_do
-from embodied.schema import AlgorithmConfig, episodes_per_iteration, foreign
-from embodied.schema.compose import compose
-from embodied.schema.foreign_rules import said_of
+from embodied.schema import AlgorithmConfig, episodes_per_iteration
+from embodied.schema.compose.compose import compose
 from embodied.schema.keys.paths import at
+from embodied.schema.others import tables
+from embodied.schema.others.translation_rules import said_of
 from embodied.tools import migrate as tool
 
 HERE = Path(__file__).parents[1] / "migrate"
@@ -155,7 +156,7 @@ def test_a_script_of_verl_means_verls_defaults_too(tmp_path, monkeypatch):
 def test_simplevlas_starts_of_an_iteration(batch, samples, rounds, slots):
     """rollout_epoch · total_num_envs / group_size are as many starts as they say, each a whole group."""
     theirs = {"data.task_suite_name": "libero_10", "data.n_samples": samples}
-    (row,) = foreign.find("data.train_batch_size", ["verl"])
+    (row,) = tables.find("data.train_batch_size", ["verl"])
     found = said_of(row, batch, theirs.get)
     assert found.settings == {"algorithm.rollout_epoch": rounds, "env.train.total_num_envs": slots}
     group = int(samples or AlgorithmConfig().group_size)
@@ -166,7 +167,7 @@ def test_simplevlas_starts_of_an_iteration(batch, samples, rounds, slots):
 
 
 def test_prompts_of_texts_stay_prompts():
-    (row,) = foreign.find("data.train_batch_size", ["verl"])
+    (row,) = tables.find("data.train_batch_size", ["verl"])
     for get in ({}.get, lambda key: None):
         assert said_of(row, 64, get).settings == {"data.rollout_batch_size": 64}
 
@@ -184,7 +185,7 @@ LONG = [pytest.param(one, marks=pytest.mark.slow) for one in SYSTEMS if one != "
 def test_the_defaults_of_every_documented_key_make_a_run(system):
     """Of those whose default the documents say in one word."""
     theirs: dict[str, Any] = {}
-    for row in foreign.rows():
+    for row in tables.rows():
         plain = row.default not in ("-", "(example path)") and not row.default.startswith(("$", "list("))
         if (
             row.system in SYSTEMS[system]

@@ -16,7 +16,7 @@ from embodied.models.causal_lm import build_policy
 
 from embodied import train
 from embodied.migrate import Migration, migrate
-from embodied.observe import services
+from embodied.observe.trackers import services
 from embodied.tools import migrate as tool
 
 HERE = Path(__file__).parents[1] / "migrate"

@@ -10,7 +10,7 @@ import pytest
 from embodied.errors import ConfigError
 from embodied.migrate import Migration, migrate
 from embodied.migrate.shell.keys import read_script
-from embodied.schema.foreign_said import Unresolved
+from embodied.schema.others.translation import Unresolved
 from embodied.tools import migrate as tool
 
 pytest.importorskip("tree_sitter_bash", reason="pip install 'embodied-rl[migrate]'")

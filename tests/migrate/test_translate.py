@@ -16,7 +16,7 @@ from embodied.migrate import Migration, Note, machine, migrate
 from embodied.migrate.families import can_change_a_number, families, family_of
 from embodied.migrate.report import command, lines_of, to_do
 from embodied.migrate.usual import rows
-from embodied.schema.compose import compose
+from embodied.schema.compose.compose import compose
 from embodied.tools import migrate as tool
 
 LIBERO = ["env/libero_spatial@env.train", "env/libero_spatial@env.eval"]

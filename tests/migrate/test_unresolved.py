@@ -15,7 +15,7 @@ from test_translate import composed
 from embodied.errors import ConfigError
 from embodied.migrate import Migration, migrate, translate
 from embodied.migrate.report import to_do
-from embodied.schema.foreign_said import Unresolved
+from embodied.schema.others.translation import Unresolved
 from embodied.tools import migrate as tool
 
 TAKEN = 8

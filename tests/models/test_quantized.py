@@ -175,21 +175,21 @@ def test_a_run_saves_what_is_trained_and_goes_on_to_the_same_bits(tmp_path, monk
 @pytest.mark.parametrize(("more", "total"), [((), 7.8), (("actor.model.quantization_bit=8",), 10.91)])
 def test_libero_12gb_takes_what_the_docs_say(tmp_path, more, total) -> None:
     from embodied.parallel.group import Group
-    from embodied.run import memory
-    from embodied.run.preflight import check
-    from embodied.schema.compose import compose
+    from embodied.run.build.preflight import check
+    from embodied.run.memory import say
+    from embodied.schema.compose.compose import compose
 
     asked = ["experiment=libero_12gb", "env=fake", "runner.dry_run=true", f"runner.output_dir={tmp_path}", *more]
     checked = check(compose(asked, "train", [str(ROOT / "tests" / "config")]), Group())
-    found = memory.plan(checked.config, checked.sides, Group(), checked.demonstrations)
+    found = say.plan(checked.config, checked.sides, Group(), checked.demonstrations)
     assert round(found.taken.on_device / 2**30, 2) == pytest.approx(total, abs=0.05)
 
 
 def test_a_dry_run_counts_codes_and_scales(tmp_path) -> None:
     from embodied.parallel.group import Group
-    from embodied.run import counting
-    from embodied.run.preflight import check
-    from embodied.schema.compose import compose
+    from embodied.run.build.preflight import check
+    from embodied.run.memory import counting
+    from embodied.schema.compose.compose import compose
 
     def counted(*more: str, **keys: int):
         args = [*RUN, f"runner.output_dir={tmp_path}", "actor.model.precision=bf16", *more]

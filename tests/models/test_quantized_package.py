@@ -17,7 +17,7 @@ from torch import nn
 
 from embodied.errors import AssetsMissingError, ConfigError
 from embodied.parallel import sharding
-from embodied.run import footprint
+from embodied.run.memory import footprint
 from embodied.schema import AlgorithmConfig, FsdpConfig
 
 ROOT = Path(__file__).parents[2]

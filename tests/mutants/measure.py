@@ -38,8 +38,8 @@ ONLY = {
 }  # fmt: skip
 # Tests of lines that no test runs in its own process: they run in workers, in other ranks, or at import.
 ELSEWHERE = {
-    "embodied/runtime/batch.py": ["tests/runtime/test_batch_env.py"],
-    "embodied/runtime/expert.py": ["tests/runtime/test_recorder.py", "tests/run/test_demos_run.py"],
+    "embodied/runtime/worker/batch.py": ["tests/runtime/test_batch_env.py"],
+    "embodied/runtime/worker/expert.py": ["tests/runtime/test_recorder.py", "tests/run/test_demos_run.py"],
     "embodied/runtime/recorder.py": ["tests/runtime/test_recorder.py", "tests/run/test_demos_run.py"],
     "embodied/runtime/fork": ["tests/runtime/test_fork_server.py"],
     "embodied/runtime/channel.py": ["tests/runtime/test_channel.py", "tests/runtime/test_rollout.py"],

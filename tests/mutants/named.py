@@ -40,7 +40,7 @@ class Mutant:
 MUTANTS = [
     Mutant(
         "final-rows-of-terminated",
-        "embodied/run/collector.py",
+        "embodied/run/training/collector.py",
         "value_truncated=bootstraps, value_terminated=bootstraps and always",
         "value_truncated=bootstraps and always, value_terminated=bootstraps",
         ("tests/run/test_run.py::test_ppo_observes_the_end_of_truncated_episodes_and_of_all_if_told_so",),
@@ -59,7 +59,7 @@ MUTANTS = [
     ),
     Mutant(
         "records-of-an-older-version",
-        "embodied/run/collector.py",
+        "embodied/run/training/collector.py",
         "self._job(iteration, weight_version), stop,",
         "self._job(iteration, weight_version - 1), stop,",
         ("tests/run/test_run.py::test_records_carry_the_version_of_the_weights_that_acted",),
@@ -67,7 +67,7 @@ MUTANTS = [
     ),
     Mutant(
         "noise-of-the-first-chunk",
-        "embodied/runtime/policy_port.py",
+        "embodied/runtime/policy/policy_port.py",
         "one.episode_id, one.t, self._noise",
         "one.episode_id, 0, self._noise",
         ("tests/runtime/test_rollout.py::test_actions_executed_are_the_tokens_drawn_from_the_keyed_noise",),
@@ -75,7 +75,7 @@ MUTANTS = [
     ),
     Mutant(
         "final-values-of-task-0",
-        "embodied/runtime/episodes.py",
+        "embodied/runtime/rollout/episodes.py",
         "self._write_keys(row, result.episode, t)\n",
         "self._write_keys(row, result.episode, t)\n        self._slab.arrays['task_id'][row] = 0\n",
         ("tests/runtime/test_final_observations.py::test_final_rows_carry_a_value_and_no_record",),
@@ -99,7 +99,7 @@ MUTANTS = [
     ),
     Mutant(
         "half-an-update-is-saved",
-        "embodied/run/saves.py",
+        "embodied/run/folder/saves.py",
         "        if whole and not there:",
         "        if not there:",
         ("tests/run/test_stop.py::test_a_long_update_ends_with_the_pass_in_progress_and_no_earlier_iteration_is_lost",),
@@ -107,7 +107,7 @@ MUTANTS = [
     ),
     Mutant(
         "deaf-between-passes",
-        "embodied/learn/passes.py",
+        "embodied/learn/step/passes.py",
         "        if not go_on:\n            break",
         "        pass",
         ("tests/run/test_watching.py::test_passes_end_where_they_are_told_to",),
@@ -123,7 +123,7 @@ MUTANTS = [
     ),
     Mutant(
         "silent-in-a-long-call",
-        "embodied/observe/console.py",
+        "embodied/observe/terminal/console.py",
         "lines.show_if_due()",
         "pass",
         ("tests/observe/test_console.py::test_a_phase_in_which_nothing_changes_is_not_silent",),
@@ -147,7 +147,7 @@ MUTANTS = [
     ),
     Mutant(
         "episodes-for-starts",
-        "embodied/run/compare.py",
+        "embodied/evaluation/compare.py",
         "wilson(min(sum(means), len(means)), len(means))",
         "wilson(sum(map(sum, side.values())), sum(map(len, side.values())))",
         ("tests/tools/test_compare_files.py::test_a_rate_is_as_sure_as_its_starts_are_many",),
@@ -163,7 +163,7 @@ MUTANTS = [
     ),
     Mutant(
         "rounding-of-small-returns",
-        "embodied/algorithms/advantages.py",
+        "embodied/algorithms/advantages/advantages.py",
         "ROUNDING * (1 + high.abs())",
         "ROUNDING",
         ("tests/algorithms/test_advantages.py::test_rounding_is_relative_to_the_returns",),
@@ -171,7 +171,7 @@ MUTANTS = [
     ),
     Mutant(
         "penalised-is-not-paid",
-        "embodied/learn/score.py",
+        "embodied/learn/score/score.py",
         "positive=(task.returns > 0)",
         "positive=(experience.returns > 0)",
         ("tests/learn/test_reward_penalties.py::test_whether_an_episode_paid_is_asked_before_penalties",),
@@ -179,7 +179,7 @@ MUTANTS = [
     ),
     Mutant(
         "one-turn-for-all",
-        "embodied/learn/reward_penalties.py",
+        "embodied/learn/score/reward_penalties.py",
         "return max_steps * min(room, most or room)",
         "return min(room, most or room)",
         (
@@ -197,7 +197,7 @@ MUTANTS = [
     ),
     Mutant(
         "small-decays-are-none",
-        "embodied/learn/reference.py",
+        "embodied/learn/step/reference.py",
         "if share < 1 else",
         "if share < 0.5 else",
         ("tests/learn/test_reference.py::test_kept_weights_move_by_their_share_of_the_way",),
@@ -205,7 +205,7 @@ MUTANTS = [
     ),
     Mutant(
         "requests-of-the-last-rollout",
-        "embodied/runtime/policy_port.py",
+        "embodied/runtime/policy/policy_port.py",
         "self._draw, self._queue = draw, deque()\n        self._act",
         "self._draw = draw\n        self._act",
         ("tests/runtime/test_policy_port.py::test_no_request_is_left_from_a_rollout_that_was_broken_off",),
@@ -213,7 +213,7 @@ MUTANTS = [
     ),
     Mutant(
         "solved-at-the-last-success",
-        "embodied/runtime/slot.py",
+        "embodied/runtime/worker/slot.py",
         "if result.success and not self._solved_at:",
         "if result.success:",
         ("tests/runtime/test_slot.py::test_an_episode_is_solved_at_its_first_success_however_often_it_succeeds",),
@@ -221,7 +221,7 @@ MUTANTS = [
     ),
     Mutant(
         "turned-pictures",
-        "embodied/serving/pictures.py",
+        "embodied/serving/wire/pictures.py",
         "picture.resize((size[1], size[0]),",
         "picture.resize(size,",
         ("tests/serving/test_requests.py::test_pictures_that_are_not_square_keep_their_height_and_their_width",),
@@ -229,7 +229,7 @@ MUTANTS = [
     ),
     Mutant(
         "floats-for-integers",
-        "embodied/serving/requests.py",
+        "embodied/serving/wire/requests.py",
         '"u": "iu",',
         '"u": "iuf",',
         ("tests/serving/test_requests.py::test_numbers_of_one_kind_stand_for_another_only_if_they_say_as_much",),

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from embodied.observe.console import NullConsole, PlainConsole, TerminalConsole, make_console, summary_line
-from embodied.observe.progress import Phase
+from embodied.observe.terminal.console import NullConsole, PlainConsole, TerminalConsole, make_console, summary_line
+from embodied.observe.terminal.progress import Phase
 
 SUMMARY = {
     "iteration": 3,

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from embodied.errors import RunFolderError
-from embodied.observe import grid
-from embodied.observe.grid import Layout, Tile, spread, write_grid
-from embodied.observe.video import VideoWriter
+from embodied.observe.video import grid
+from embodied.observe.video.grid import Layout, Tile, spread, write_grid
+from embodied.observe.video.video import VideoWriter
 
 NOISE = np.random.default_rng(0)
 
@@ -114,5 +114,6 @@ def test_a_failure_is_said_with_the_fix_and_leaves_nothing(tmp_path, monkeypatch
 
 
 def test_it_needs_no_torch():
-    code = "import embodied.observe.grid, embodied.runtime.shown, sys, json; print(json.dumps('torch' in sys.modules))"
+    modules = "embodied.observe.video.grid, embodied.runtime.worker.shown"
+    code = f"import {modules}, sys, json; print(json.dumps('torch' in sys.modules))"
     assert json.loads(subprocess.check_output([sys.executable, "-c", code])) is False

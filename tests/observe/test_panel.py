@@ -20,10 +20,10 @@ from pathlib import Path
 import pytest
 from terminals import Screen, become_owner, run_on_terminal
 
-from embodied.observe import screen as screens
-from embodied.observe.console import PlainConsole, TerminalConsole, make_console
-from embodied.observe.panel import Panel, sparkline, useful_samples_per_s
-from embodied.run.newest import earlier, newest_checkpoint, newest_video
+from embodied.observe.terminal import screen as screens
+from embodied.observe.terminal.console import PlainConsole, TerminalConsole, make_console
+from embodied.observe.terminal.panel import Panel, sparkline, useful_samples_per_s
+from embodied.run.folder.latest_files import earlier, newest_checkpoint, newest_video
 
 CONFIG = Path(__file__).parents[1] / "config"
 ROOT = Path(__file__).parents[2]
@@ -189,7 +189,7 @@ def test_a_terminal_that_takes_no_text_holds_nothing_up(terminal, monkeypatch):
 
 DRAWS = """
 import signal, sys, threading
-from embodied.observe.console import make_console
+from embodied.observe.terminal.console import make_console
 pressed = threading.Event()
 signal.signal(signal.SIGINT, lambda *_: pressed.set())
 console = make_console()

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embodied.observe.service_clients import CLIENTS, MOST_FRAMES, as_gif
-from embodied.observe.video import VideoWriter
+from embodied.observe.trackers.service_clients import CLIENTS, MOST_FRAMES, as_gif
+from embodied.observe.video.video import VideoWriter
 
 METRICS = {"train/loss": 2.0, "eval/avg@8": 0.5}
 COLUMNS, ROWS = ["prompt", "answer"], [["1 + 1", "2"]]

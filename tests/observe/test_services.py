@@ -18,12 +18,12 @@ from logged import VARYING
 
 from embodied import train
 from embodied.errors import ConfigError
-from embodied.observe import services
-from embodied.observe.service_clients import flat, mlflow_name
-from embodied.observe.services import About
-from embodied.observe.trackers import Trackers, make_trackers
+from embodied.observe.trackers import services
+from embodied.observe.trackers.service_clients import flat, mlflow_name
+from embodied.observe.trackers.services import About
+from embodied.observe.trackers.trackers import Trackers, make_trackers
 from embodied.parallel.group import Group
-from embodied.run import reporter
+from embodied.run.folder import reporter
 from embodied.runtime.signals import StopSignal
 from embodied.schema import LoggerConfig, RunnerConfig
 

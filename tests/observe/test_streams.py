@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from embodied.observe import streams
+from embodied.observe.terminal import streams
 
 TEXT = "3 × 4 → 12 … ≥ é 去 ━━╸ │ ┏ █ ₂ ² ½ “a” —"
 
@@ -70,7 +70,7 @@ def test_a_log_is_utf_8(console):
 
 CODE = """
 import os, sys
-from embodied.observe import streams
+from embodied.observe.terminal import streams
 streams.{}()
 opened = os.open("/dev/null", os.O_RDONLY)
 print("shown ×", flush=True)

@@ -14,7 +14,7 @@ import pytest
 from embodied.observe.timeline import POLICY, SLOTS, Timeline
 from embodied.random import Stream
 from embodied.runtime.plan import train_plan
-from embodied.runtime.traces import MOST_SPANS, Traces
+from embodied.runtime.rollout.traces import MOST_SPANS, Traces
 
 
 class Clock:
@@ -126,7 +126,7 @@ def test_a_rollout_leaves_a_trace_of_all_it_did(make_rig, tmp_path, kill):
 
 def test_the_first_traces_are_few_and_bounded(make_rig, tmp_path, monkeypatch):
     """Two of training, which are no refills and no greedy episodes, and two of evaluations, in all runs of a folder."""
-    monkeypatch.setattr("embodied.runtime.traces.MOST_SPANS", 30)
+    monkeypatch.setattr("embodied.runtime.rollout.traces.MOST_SPANS", 30)
     rig = make_rig(slots=2, workers=1)
     plan = train_plan(rig.env.spec, seed=3, iteration=0, episodes=4, group_size=2)
 

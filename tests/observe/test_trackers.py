@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from embodied.errors import ConfigError, RunFolderError, UnknownNameError
-from embodied.observe import trackers
-from embodied.observe.services import SERVICES
-from embodied.observe.trackers import JsonlTracker, Trackers, make_trackers
-from embodied.schema.runner import TRACKERS, LoggerConfig
+from embodied.observe.trackers import trackers
+from embodied.observe.trackers.services import SERVICES
+from embodied.observe.trackers.trackers import JsonlTracker, Trackers, make_trackers
+from embodied.schema.keys.sections.runner import TRACKERS, LoggerConfig
 
 
 def write(path, steps, **kwargs):

@@ -18,7 +18,7 @@ import pytest
 from environments import python_with
 from logged import VARYING
 
-from embodied.observe.services import SERVICES
+from embodied.observe.trackers.services import SERVICES
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ("--config-dir", str(ROOT / "tests" / "config"))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from embodied.errors import RunFolderError, SpecMismatchError
-from embodied.observe import video
-from embodied.observe.video import VideoWriter, enlarge, is_whole, pad_to_even, wrap
+from embodied.observe.video import video
+from embodied.observe.video.video import VideoWriter, enlarge, is_whole, pad_to_even, wrap
 
 GREY = np.full((64, 48, 3), 128, np.uint8)
 

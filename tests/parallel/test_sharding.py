@@ -15,7 +15,7 @@ from ranks import on_ranks
 from rig import CPU
 
 from embodied.errors import ConfigError, RanksDifferError
-from embodied.learn.balance import imbalance, placed
+from embodied.learn.ranks.balance import imbalance, placed
 from embodied.learn.trainer import Trainer
 from embodied.parallel.group import Group
 from embodied.parallel.same_weights import check_same_weights

@@ -10,9 +10,9 @@ import pytest
 from reported_runs import TASKS, write_run, write_trace
 
 from embodied.errors import EvaluationError
+from embodied.evaluation import results
 from embodied.report import series, settings, success, times
 from embodied.report.reading import Run, read
-from embodied.run import evaluations
 from embodied.tools import report
 
 
@@ -241,4 +241,4 @@ def test_a_run_below_a_folder_named_checkpoints(tmp_path: Path) -> None:
     run = read(str(folder))
     assert not run.evaluation_alone
     assert run.iterations == 6
-    assert evaluations.find(str(folder)).name == "000006.json"
+    assert results.find(str(folder)).name == "000006.json"

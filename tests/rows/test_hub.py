@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from embodied.data.text import Columns
-from embodied.data.text_reading import Reader
+from embodied.data.texts.reading import Reader
+from embodied.data.texts.text import Columns
 from embodied.errors import AssetsMissingError, ConfigError, DatasetError
 from embodied.rows import files, hub
 from embodied.rows.custom import load_custom

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from embodied.errors import ConfigError
-from embodied.run.action_kind import ROBOT, TEXT, kind_of
-from embodied.schema.task_type import TASK_TYPES, task_of
+from embodied.run.build.action_kind import ROBOT, TEXT, kind_of
+from embodied.schema.keys.sections.task_type import TASK_TYPES, task_of
 from embodied.testing import FakeEnv, FakeTextEnv
 from embodied.types import DiscreteAction, Episode, EpisodeResult, Start
 
 PACKAGE = Path(__file__).resolve().parents[2] / "embodied"
 CHOOSERS = {
-    "data/samples.py", "run/action_kind.py", "serving/service.py", "spec_json.py", "testing/checks.py",
+    "data/samples.py", "run/build/action_kind.py", "serving/service.py", "spec_json.py", "testing/checks.py",
 }  # fmt: skip
 """Files that may ask whether an action is a text: those that choose an object by it, or write and check its fields."""
 

@@ -10,9 +10,9 @@ from logged import VARYING
 
 from embodied import train
 from embodied.parallel.group import Group
-from embodied.run.preflight import check
-from embodied.run.simulators import pool_config
-from embodied.schema.compose import compose
+from embodied.run.build.preflight import check
+from embodied.run.build.simulators import pool_config
+from embodied.schema.compose.compose import compose
 
 CONFIG = str(Path(__file__).parents[1] / "config")
 BATCH = "env.train._target_=embodied.testing.FakeBatchEnv", "env.eval._target_=embodied.testing.FakeBatchEnv"
@@ -58,7 +58,7 @@ def checked(*overrides: str):
     ],
 )
 def test_there_is_one_worker_a_gpu_unless_told_otherwise(overrides, workers, tmp_path, monkeypatch):
-    monkeypatch.setattr("embodied.runtime.placement.NVIDIA", tmp_path / "none")
+    monkeypatch.setattr("embodied.runtime.pool.placement.NVIDIA", tmp_path / "none")
     found = checked("env.render_gpus=[]", *overrides)
     config = pool_config(found.train, 4, found.config, tmp_path, Group())
     assert (config.num_workers, config.batch) == (workers, True)

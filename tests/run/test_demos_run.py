@@ -16,10 +16,10 @@ import pytest
 
 from embodied.data import reading
 from embodied.data.demonstrations import Demonstration, Wanted, check_fit
-from embodied.data.lerobot_writer import Writer
+from embodied.data.lerobot.writer import Writer
 from embodied.data.samples import Samples
 from embodied.errors import SpecMismatchError
-from embodied.runtime.expert import ExpertJob
+from embodied.runtime.worker.expert import ExpertJob
 from embodied.testing import FakeEnv
 from embodied.tools import demos
 from embodied.types import Start

@@ -10,7 +10,7 @@ import pytest
 
 from embodied import sft, train
 from embodied.errors import DeviceMemoryError
-from embodied.run import counting
+from embodied.run.memory import counting
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"
 EXPERIMENTS = sorted(file.stem for file in CONFIG.glob("experiment/*.yaml"))

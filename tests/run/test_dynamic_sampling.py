@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from embodied import train
 from embodied.errors import ConfigError
-from embodied.run import dynamic_sampling
-from embodied.run.collector import Collector
+from embodied.run.training import dynamic_sampling
+from embodied.run.training.collector import Collector
 from embodied.runtime.plan import ROUND_IDS, train_plan
-from embodied.runtime.rollout import RolloutStats
+from embodied.runtime.rollout.rollout import RolloutStats
 from embodied.schema import AlgorithmConfig, OverlongPenaltyConfig
 from embodied.types import Episode, EpisodeResult, Start
 

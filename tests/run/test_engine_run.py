@@ -12,9 +12,9 @@ from test_text_run import FOLDERS, TRAIN
 from embodied import train
 from embodied.errors import AssetsMissingError, ConfigError
 from embodied.parallel.group import Group
-from embodied.run import engine_process
+from embodied.run.build import engine_process
 from embodied.schema import RolloutConfig
-from embodied.schema.compose import compose
+from embodied.schema.compose.compose import compose
 
 FAKE = Path(__file__).parents[1] / "runtime" / "fake_engine.py"
 

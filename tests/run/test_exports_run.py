@@ -15,10 +15,10 @@ from beside_runs import WAITS, Exportable, Said, hurried, until
 
 from embodied import train
 from embodied.errors import ConfigError
-from embodied.learn.checkpoint import Checkpoints
-from embodied.run import beside, exports
-from embodied.run.beside import NewestNext
-from embodied.run.exports import Exporter
+from embodied.learn.checkpoint.checkpoint import Checkpoints
+from embodied.run.folder.beside import beside, exports
+from embodied.run.folder.beside.beside import NewestNext
+from embodied.run.folder.beside.exports import Exporter
 from embodied.runtime.signals import Stopped, StopSignal
 from embodied.schema import CheckpointConfig
 from embodied.testing import FakePolicy

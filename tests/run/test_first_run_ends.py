@@ -18,7 +18,7 @@ while :; do sleep 0.05; done
 """
 PARENT = """
 from types import SimpleNamespace
-from embodied.run import first
+from embodied.run import sft_first
 from embodied.runtime.signals import StopSignal
 first.sys = SimpleNamespace(executable="./saves")
 first._make([], StopSignal())

@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from embodied.run import generations
+from embodied.run.build import texts
 
 
 @pytest.mark.parametrize("text", ["plain", "é → 数", "half of a pair: \ud83d", "\udc80 and é", "a\nb\u2028c"])
 def test_any_text_is_written_and_read_again(tmp_path, text):
     file = tmp_path / "generations" / "000001.jsonl"
     kept = [{"episode": 1, "prompt": "p", "response": text}, {"episode": 0, "prompt": text, "response": "é"}]
-    generations.write(file, kept, {"name": None})
+    texts.write(file, kept, {"name": None})
     lines = file.read_text(encoding="utf-8").split("\n")[:-1]
     assert [json.loads(line)["episode"] for line in lines] == [0, 1]
     assert json.loads(lines[1])["response"] == text

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from embodied.run.given import Sides
+from embodied.run.build.given import Sides
 from embodied.run.summary import places
 
 

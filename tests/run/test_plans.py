@@ -11,14 +11,14 @@ import pytest
 
 from embodied.parallel.group import Group
 from embodied.random import Stream
-from embodied.run.collector import Collector
-from embodied.run.evaluator import job_of, planned
-from embodied.run.given import Checked, EnvSide
-from embodied.run.preflight import check
-from embodied.run.results import in_order
+from embodied.run.build.given import Checked, EnvSide
+from embodied.run.build.preflight import check
+from embodied.run.build.results import in_order
+from embodied.run.evaluation.evaluator import job_of, planned
+from embodied.run.training.collector import Collector
 from embodied.runtime.plan import EVAL_SEEDS
 from embodied.schema import Config
-from embodied.schema.compose import compose
+from embodied.schema.compose.compose import compose
 from embodied.types import Episode, EpisodeResult, Start
 
 CONFIG = str(Path(__file__).parents[1] / "config")

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from embodied.parallel.group import Group
-from embodied.run import protocol
-from embodied.run.conditions import Conditions, conditions
-from embodied.run.evaluator import Evaluator
-from embodied.run.given import Checked
-from embodied.run.preflight import check
-from embodied.run.protocol import Protocol
-from embodied.schema.compose import compose
+from embodied.run.build.given import Checked
+from embodied.run.build.preflight import check
+from embodied.run.evaluation import protocol
+from embodied.run.evaluation.conditions import Conditions, conditions
+from embodied.run.evaluation.evaluator import Evaluator
+from embodied.run.evaluation.protocol import Protocol
+from embodied.schema.compose.compose import compose
 from embodied.testing import FakePolicy
 from embodied.types import WorkerFacts
 

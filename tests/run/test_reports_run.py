@@ -18,8 +18,9 @@ from logged import rows_of
 
 from embodied import train
 from embodied.lib import child
-from embodied.run import reports, starts
-from embodied.run.reports import Reports
+from embodied.run.folder import launches
+from embodied.run.folder.beside import reports
+from embodied.run.folder.beside.reports import Reports
 from embodied.runtime.signals import Stopped, StopSignal
 
 RUN = (
@@ -71,10 +72,10 @@ def test_a_run_leaves_its_report_and_how_it_was_started(capfd: pytest.CaptureFix
     assert started["command"].startswith("python -m embodied.train env=fake model=fake")
     assert started["processes"] == 1
     assert {"embodied", "python", "torch"} <= set(started["versions"])
-    starts.record(Path("runs/run"), "the same again", 2)
+    launches.record(Path("runs/run"), "the same again", 2)
     assert len(Path("runs/run/starts.jsonl").read_text(encoding="utf-8").splitlines()) == 2
-    starts.record(Path("not there"), "the same again", 2)
-    starts.record(Path("runs/run"), "python run.name=\udcff api_key=abc", 2)  # an argument that is no UTF-8
+    launches.record(Path("not there"), "the same again", 2)
+    launches.record(Path("runs/run"), "python run.name=\udcff api_key=abc", 2)  # an argument that is no UTF-8
     last = json.loads(Path("runs/run/starts.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     assert last["command"] == "python 'run.name=\udcff' 'api_key=(hidden)'"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from embodied import train
-from embodied.run.rescheduled import rescheduled
-from embodied.schema.compose import compose
+from embodied.run.folder.rescheduled import rescheduled
+from embodied.schema.compose.compose import compose
 
 CONFIG = str(Path(__file__).parents[1] / "config")
 KEYS = "actor.lr_sched."

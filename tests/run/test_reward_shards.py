@@ -23,11 +23,11 @@ from embodied.errors import ConfigError, SpecMismatchError, Stopped
 from embodied.instructions import of_messages
 from embodied.parallel.group import Group
 from embodied.parallel.reward_shards import RewardShards, check_can_shard
-from embodied.run.device_memory import remedies
-from embodied.run.footprint import Passes, Weights, footprint
-from embodied.run.preflight import check
-from embodied.run.reward_memory import of_reward_model
-from embodied.schema.compose import compose
+from embodied.run.build.preflight import check
+from embodied.run.memory.footprint import Passes, Weights, footprint
+from embodied.run.memory.remedies import remedies
+from embodied.run.memory.reward_memory import of_reward_model
+from embodied.schema.compose.compose import compose
 
 OPTIONS = (
     *RUN, *ALONE, "env.num_workers=1", "reward.model.model_path=judge", "reward.model.micro_batch_size=3",

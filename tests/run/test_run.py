@@ -24,15 +24,15 @@ from seeded_runs import tensors
 
 from embodied import train
 from embodied.errors import CheckpointError, WorkerDiedError
-from embodied.learn.checkpoint import Checkpoints
+from embodied.learn.checkpoint.checkpoint import Checkpoints
 from embodied.learn.trainer import Trainer
-from embodied.observe.grid import MOST_BYTES
-from embodied.run import videos
-from embodied.run.collector import Collector
-from embodied.run.folder import RunFolder, differences
-from embodied.run.reporter import Reporter
-from embodied.run.saves import Saves
-from embodied.runtime import pool
+from embodied.observe.video.grid import MOST_BYTES
+from embodied.run.evaluation import videos
+from embodied.run.folder.folder import RunFolder, differences
+from embodied.run.folder.reporter import Reporter
+from embodied.run.folder.saves import Saves
+from embodied.run.training.collector import Collector
+from embodied.runtime.pool import pool
 from embodied.types import EpisodeResult
 
 HERE = Path(__file__).parents[1]
@@ -464,7 +464,7 @@ def test_an_error_while_saving_names_the_checkpoint(monkeypatch, capsys):
     def full(*args: object) -> None:
         raise CheckpointError("cannot write checkpoint: No space left on device", "free space")
 
-    monkeypatch.setattr("embodied.learn.checkpoint.Checkpoints.save", full)
+    monkeypatch.setattr("embodied.learn.checkpoint.checkpoint.Checkpoints.save", full)
     assert run("runner.max_epochs=1") == 2
     assert "No space left on device" in capsys.readouterr().err
 
@@ -529,7 +529,7 @@ def test_sigterm_waits_for_the_checkpoint_that_is_being_written(monkeypatch):
     monkeypatch.setattr("torch.save", slow)
     monkeypatch.setattr(Checkpoints, "wait", wait_for_the_disk)
     monkeypatch.setattr(Collector, "collect", interrupted)
-    monkeypatch.setattr("embodied.run.simulators.Workers.close", close)
+    monkeypatch.setattr("embodied.run.build.simulators.Workers.close", close)
     assert run("runner.save_interval=1", "runner.max_epochs=5") == 0
     assert seen == [[".writing-000001"]]
     assert checkpoints() == ["000001"]

@@ -16,7 +16,7 @@ import pytest
 import torch
 from test_run import arguments, checkpoints, lasting, lines, rows, run, wait_for
 
-from embodied.learn import checkpoint_load
+from embodied.learn.checkpoint import loading
 from embodied.testing import FakePolicy
 from embodied.tools import demos
 
@@ -106,7 +106,7 @@ def finished(process: subprocess.Popen) -> int:
 
 def weights(iteration: int, name: str) -> dict[str, torch.Tensor]:
     policy = FakePolicy(seed=99)
-    checkpoint_load.load(Path("runs", name, "checkpoints", f"{iteration:06d}"), policy)
+    loading.load(Path("runs", name, "checkpoints", f"{iteration:06d}"), policy)
     return {name: parameter.detach() for name, parameter in policy.named_parameters()}
 
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from embodied.errors import RunFolderError
-from embodied.observe.console import NullConsole
+from embodied.observe.terminal.console import NullConsole
 from embodied.parallel.group import Group
-from embodied.run import build
-from embodied.run.folder import RunFolder
-from embodied.run.given import Checked
-from embodied.run.preflight import check
+from embodied.run.build import policy as build
+from embodied.run.build.given import Checked
+from embodied.run.build.preflight import check
+from embodied.run.folder.folder import RunFolder
 from embodied.run.session import open_session
-from embodied.schema.compose import compose
+from embodied.schema.compose.compose import compose
 from embodied.testing import FakePolicy
 
 ROOT = Path(__file__).parents[2]

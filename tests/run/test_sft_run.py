@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from embodied import sft, train
-from embodied.learn.checkpoint_meta import read_meta
-from embodied.runtime import pool
+from embodied.learn.checkpoint.metadata import read_meta
+from embodied.runtime.pool import pool
 from embodied.tools import demos
 
 HERE = Path(__file__).parents[1]

@@ -17,12 +17,12 @@ from test_stop import RL, late_signals_do_no_harm, outcome, send_at  # noqa: F40
 
 from embodied import train
 from embodied.errors import ConfigError
-from embodied.learn.checkpoint import Checkpoints
+from embodied.learn.checkpoint.checkpoint import Checkpoints
 from embodied.learn.trainer import Trainer
-from embodied.run import turns
-from embodied.run.collector import Collector
-from embodied.run.evaluator import Evaluator
-from embodied.schema.compose import compose
+from embodied.run.evaluation.evaluator import Evaluator
+from embodied.run.training import iteration as turns
+from embodied.run.training.collector import Collector
+from embodied.schema.compose.compose import compose
 
 DENSE = (*FAST, "env.train.reward_mode=dense", "env.num_workers=1", "runner.max_epochs=4")
 BESIDE, EVERY_SECOND = "algorithm.max_staleness=1", "runner.weight_sync_interval=2"

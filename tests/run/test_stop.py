@@ -25,10 +25,11 @@ from test_run import FAST, lasting
 from torch.distributed.checkpoint import FileSystemReader
 
 from embodied import sft, train
-from embodied.learn.checkpoint import Checkpoints
-from embodied.observe.console import PlainConsole
-from embodied.run import build, summary
-from embodied.run.evaluator import Evaluator
+from embodied.learn.checkpoint.checkpoint import Checkpoints
+from embodied.observe.terminal.console import PlainConsole
+from embodied.run import summary
+from embodied.run.build import policy
+from embodied.run.evaluation.evaluator import Evaluator
 from embodied.tools import demos
 
 HERE = Path(__file__).parents[1]
@@ -403,7 +404,7 @@ def test_a_signal_after_the_last_save_changes_nothing(monkeypatch, capfd):
 
 
 def test_what_stops_a_run_stops_it_before_its_workers_start(monkeypatch, capfd):
-    send_at(monkeypatch, build, "build_policy", 1)
+    send_at(monkeypatch, policy, "build_policy", 1)
     assert train.main(command(FAST)) == 143
     assert "rollout" not in capfd.readouterr().out
     assert not Path("runs/run/metrics.jsonl").exists()
@@ -415,7 +416,9 @@ def test_what_stops_a_run_stops_it_before_its_workers_start(monkeypatch, capfd):
 @pytest.fixture
 def talkative(monkeypatch: pytest.MonkeyPatch) -> None:
     """A console without a terminal that speaks every 50 ms."""
-    monkeypatch.setattr("embodied.observe.console.make_console", lambda: PlainConsole(sys.stdout, interval_s=0.05))
+    monkeypatch.setattr(
+        "embodied.observe.terminal.console.make_console", lambda: PlainConsole(sys.stdout, interval_s=0.05)
+    )
 
 
 def said_of(phase: str, out: str) -> list[str]:

@@ -8,9 +8,9 @@ import pytest
 
 from embodied.errors import EvaluationError
 from embodied.observe.statistics import wilson
-from embodied.run import successes
-from embodied.run.action_kind import TEXT
-from embodied.run.conditions import Conditions
+from embodied.run.build.action_kind import TEXT
+from embodied.run.evaluation import successes
+from embodied.run.evaluation.conditions import Conditions
 from embodied.types import Episode, EpisodeResult, Start
 
 UNDER = Conditions(

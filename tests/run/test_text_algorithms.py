@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from embodied import train
-from embodied.schema.compose import compose
+from embodied.schema.compose.compose import compose
 
 HERE = Path(__file__).parents[1]
 CONFIG = HERE.parent / "config" / "algorithm"

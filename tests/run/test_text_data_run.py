@@ -12,9 +12,9 @@ from logged import rows_of
 
 from embodied import sft, train
 from embodied.parallel.group import Group
-from embodied.run.given import EnvSide
-from embodied.run.preflight import check
-from embodied.schema.compose import compose
+from embodied.run.build.given import EnvSide
+from embodied.run.build.preflight import check
+from embodied.schema.compose.compose import compose
 from embodied.types import Start
 
 HERE = Path(__file__).parents[1]

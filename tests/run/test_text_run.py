@@ -16,9 +16,9 @@ from logged import rows_of
 
 from embodied import sft, train
 from embodied.errors import ConfigError
+from embodied.evaluation.pass_at_k import majority_at
 from embodied.instructions import answer_code
-from embodied.run.repeats import majority_at
-from embodied.schema.compose import compose
+from embodied.schema.compose.compose import compose
 
 HERE = Path(__file__).parents[1]
 FOLDERS = ("--config-dir", str(HERE / "config"))
@@ -138,7 +138,7 @@ def test_steps_do_not_depend_on_the_micro_batch():
 
 def test_an_env_without_texts_is_no_math():
     from embodied.parallel.group import Group
-    from embodied.run.preflight import check
+    from embodied.run.build.preflight import check
 
     options = ["env=fake", "model=fake", "runner.task_type=math", "runner.experiment_name=run"]
     with pytest.raises(ConfigError, match=r"runner.task_type: for texts alone"):

@@ -22,13 +22,13 @@ from beside_runs import LONGEST_S, WAITS, Exportable, Said, hurried, until
 from fsspec.implementations.local import LocalFileSystem
 
 from embodied.errors import ConfigError
-from embodied.run import exports, uploads
-from embodied.run.exports import Exporter
-from embodied.run.uploads import Uploads
+from embodied.run.folder.beside import exports, uploads
+from embodied.run.folder.beside.exports import Exporter
+from embodied.run.folder.beside.uploads import Uploads
 from embodied.runtime.signals import Stopped, StopSignal
 from embodied.schema import CheckpointConfig
-from embodied.schema.compose import compose
-from embodied.schema.upload_checks import check_uploads
+from embodied.schema.compose.compose import compose
+from embodied.schema.rules.upload_checks import check_uploads
 from embodied.tools import upload
 
 ROOT = Path(__file__).parents[2]
@@ -228,7 +228,8 @@ def test_the_end_of_a_run_waits_only_so_long(stopped, monkeypatch, tmp_path):
 
 def test_an_upload_goes_on_alone_when_its_run_is_killed_hard(tmp_path):
     started = f"Beside(['sh', '-c', {WAITS + 'touch sent'!r}], behind=False)"
-    code = f"import time; from embodied.run.beside import Beside; {started}; print('begun', flush=True); time.sleep(60)"
+    imports = "import time; from embodied.run.folder.beside.beside import Beside"
+    code = f"{imports}; {started}; print('begun', flush=True); time.sleep(60)"
     run = subprocess.Popen(
         [sys.executable, "-c", code], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE
     )  # fmt: skip

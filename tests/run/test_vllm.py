@@ -21,10 +21,10 @@ from test_math_run import FIRST, RUN, rows_of
 
 from embodied import instructions, train
 from embodied.random import Stream
-from embodied.run import engine_process
+from embodied.run.build import engine_process
 from embodied.runtime.engine.engine import Engine, EngineConfig
 from embodied.runtime.engine.port import EnginePort
-from embodied.runtime.policy_port import Draw, Request
+from embodied.runtime.policy.policy_port import Draw, Request
 from embodied.runtime.slab import Slab, runtime_fields
 from embodied.schema import RolloutConfig
 from embodied.types import ArraySpec, EnvSpec, Sampling, TextAction

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from embodied.errors import Stopped
-from embodied.learn.passes import until_stopped
-from embodied.observe.console import NullConsole
+from embodied.learn.step.passes import until_stopped
+from embodied.observe.terminal.console import NullConsole
 from embodied.parallel.group import Group
-from embodied.run import reporter
-from embodied.run.reporter import Pace, Reporter, starved
+from embodied.run.folder import reporter
+from embodied.run.folder.reporter import Pace, Reporter, starved
 from embodied.runtime.signals import StopSignal
 from embodied.schema import LoggerConfig, RunnerConfig
 

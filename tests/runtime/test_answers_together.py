@@ -12,7 +12,7 @@ from rig import FAST
 
 from embodied.errors import WorkerDiedError, WorkerHungError
 from embodied.runtime.channel import Command, Completion, Kind
-from embodied.runtime.pool import Deadlines, Lost
+from embodied.runtime.pool.pool import Deadlines, Lost
 from embodied.types import Start
 
 WAITS = "broken_envs.WaitsForFile"

@@ -14,10 +14,10 @@ from rig import BOTH_STARTS, records
 from embodied.errors import WorkerDiedError
 from embodied.random import Stream
 from embodied.runtime.channel import Command, Completion, Kind
-from embodied.runtime.placement import slots_of
 from embodied.runtime.plan import train_plan, with_videos
-from embodied.runtime.pool import Deadlines, Lost
-from embodied.runtime.reward import ShapedReward
+from embodied.runtime.pool.placement import slots_of
+from embodied.runtime.pool.pool import Deadlines, Lost
+from embodied.runtime.worker.reward import ShapedReward
 
 BATCH = {"target": "embodied.testing.FakeBatchEnv", "pool": {"batch": True}}
 NEAR = {"step_s": 0.0005, "success_distance": 0.6}

@@ -10,12 +10,12 @@ import pytest
 from embodied.observe.timeline import Timeline
 from embodied.random import Stream
 from embodied.runtime.channel import Command, Completion, Kind
-from embodied.runtime.episodes import Episodes, Job
-from embodied.runtime.policy_port import Request
+from embodied.runtime.policy.policy_port import Request
 from embodied.runtime.ports import Back, Lost
 from embodied.runtime.records import RecordStore
-from embodied.runtime.rollout import GIVEN_UP_IN_A_ROW, BuiltTasks, Run
-from embodied.runtime.schedule import Schedule
+from embodied.runtime.rollout.episodes import Episodes, Job
+from embodied.runtime.rollout.rollout import GIVEN_UP_IN_A_ROW, BuiltTasks, Run
+from embodied.runtime.rollout.schedule import Schedule
 from embodied.runtime.slab import Slab, runtime_fields
 from embodied.testing import FakeEnv, FakePolicy
 from embodied.types import Episode, Sampling, Start

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from embodied.runtime.capture import CapturedAct, buffers_of, fast_act
+from embodied.runtime.policy.capture import CapturedAct, buffers_of, fast_act
 from embodied.testing import FakeEnv, FakePolicy
 from embodied.types import Sampling
 

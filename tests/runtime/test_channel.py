@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from embodied.errors import EmbodiedError
 from embodied.runtime.channel import Channel, Command, Completion, Kind, Ring
-from embodied.runtime.pool import PoolConfig
+from embodied.runtime.pool.pool import PoolConfig
 from embodied.schema import EnvConfig, RolloutConfig
 
 

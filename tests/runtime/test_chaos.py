@@ -17,7 +17,7 @@ import pytest
 from rig import BOTH_STARTS, records
 
 from embodied.runtime.plan import train_plan
-from embodied.runtime.pool import Deadlines
+from embodied.runtime.pool.pool import Deadlines
 
 TESTS = Path(__file__).parents[1]
 PATIENT = Deadlines(init=60.0, reset=2.0, step=2.0)
@@ -129,7 +129,7 @@ LAUNCHER = """
 import sys
 from pathlib import Path
 from rig import open_rig
-from embodied.runtime.fork_server import ForkServer
+from embodied.runtime.pool.fork_server import ForkServer
 from embodied.runtime.plan import train_plan
 folder = Path(sys.argv[1])
 server = ForkServer([("embodied.testing.FakeEnv", {})], folder, 60.0) if sys.argv[2] == "forkserver" else None

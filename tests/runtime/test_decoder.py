@@ -14,11 +14,11 @@ from embodied import instructions
 from embodied.errors import SpecMismatchError
 from embodied.observe.timing import Sections
 from embodied.random import Stream
-from embodied.runtime.decoder import Decoder
 from embodied.runtime.plan import train_plan
-from embodied.runtime.policy_port import Draw, OnePass, Request
+from embodied.runtime.policy.decoder import Decoder
+from embodied.runtime.policy.policy_port import Draw, OnePass, Request
 from embodied.runtime.records import RecordStore
-from embodied.runtime.rollout import Rollout, Schedule
+from embodied.runtime.rollout.rollout import Rollout, Schedule
 from embodied.testing import FakeTextEnv, FakeTextPolicy, check_env, check_policy
 from embodied.types import Sampling
 

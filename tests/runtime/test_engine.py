@@ -22,7 +22,7 @@ from embodied import instructions
 from embodied.errors import EngineError
 from embodied.observe.timing import Sections
 from embodied.random import Stream
-from embodied.run.engine_process import SERVE
+from embodied.run.build.engine_process import SERVE
 from embodied.runtime.engine.child.weights_file import read
 from embodied.runtime.engine.child.wire import Reader, pack
 from embodied.runtime.engine.engine import Engine, EngineConfig
@@ -30,9 +30,9 @@ from embodied.runtime.engine.port import EnginePort
 from embodied.runtime.engine.process import EngineProcess
 from embodied.runtime.engine.weights import WeightsFile, fingerprint
 from embodied.runtime.plan import train_plan
-from embodied.runtime.policy_port import Draw, PolicyPort, Request
+from embodied.runtime.policy.policy_port import Draw, PolicyPort, Request
 from embodied.runtime.records import RecordStore
-from embodied.runtime.rollout import Rollout, Schedule
+from embodied.runtime.rollout.rollout import Rollout, Schedule
 from embodied.testing import FakeTextEnv, FakeTextPolicy
 from embodied.types import Sampling
 

@@ -15,8 +15,8 @@ from test_engine import TEXT, collect, open_engine
 from torch import Tensor
 
 from embodied.errors import ConfigError, EngineError, Stopped
-from embodied.learn import resting
-from embodied.learn.resting import RestingWeights
+from embodied.learn.step import resting
+from embodied.learn.step.resting import RestingWeights
 from embodied.runtime.engine.child.weights_file import read
 from embodied.runtime.engine.port import EnginePort
 from embodied.runtime.engine.process import EngineProcess

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from rig import FAST
 
-from embodied.observe.video import Video
+from embodied.observe.video.video import Video
 from embodied.runtime.channel import Command, Kind
-from embodied.runtime.pool import Pool, PoolConfig
-from embodied.runtime.reward import ShapedReward
+from embodied.runtime.pool.pool import Pool, PoolConfig
 from embodied.runtime.slab import Slab, runtime_fields
+from embodied.runtime.worker.reward import ShapedReward
 from embodied.testing import FakeEnv
 from embodied.types import ContinuousAction, DiscreteAction, Start
 

@@ -10,8 +10,8 @@ import pytest
 from embodied.instructions import FAILURES
 from embodied.random import Stream
 from embodied.runtime.channel import Completion, Kind
-from embodied.runtime.episodes import Episodes, Job
 from embodied.runtime.records import RecordStore
+from embodied.runtime.rollout.episodes import Episodes, Job
 from embodied.runtime.slab import INFO, Slab, info_fields, runtime_fields
 from embodied.testing import FakeEnv, FakePolicy
 from embodied.types import Episode, Sampling, Start

@@ -18,9 +18,10 @@ from rig import BOTH_STARTS
 from embodied import train
 from embodied.errors import ConfigError
 from embodied.parallel.group import Group
-from embodied.run import command, preflight
-from embodied.runtime import file_limit
-from embodied.runtime.file_limit import POOL, RESERVE, WORKER, OpenFiles, open_now
+from embodied.run import command
+from embodied.run.build import preflight
+from embodied.runtime.pool import file_limit
+from embodied.runtime.pool.file_limit import POOL, RESERVE, WORKER, OpenFiles, open_now
 from embodied.tools import demos
 
 TESTS = Path(__file__).parents[1]

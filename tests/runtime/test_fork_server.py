@@ -14,9 +14,9 @@ import pytest
 from rig import open_rig, records
 
 from embodied.errors import WorkerDiedError, WorkerHungError
-from embodied.runtime import exit_status, fork_server, forking
-from embodied.runtime.fork_server import ForkServer
 from embodied.runtime.plan import train_plan
+from embodied.runtime.pool import exit_status, fork_server, forking
+from embodied.runtime.pool.fork_server import ForkServer
 
 PATIENCE = 60.0
 

@@ -12,10 +12,10 @@ import pytest
 from embodied.errors import EmbodiedError
 from embodied.lib.targets import load_target
 from embodied.runtime.channel import Command, Kind
-from embodied.runtime.fork_server import ForkServer
-from embodied.runtime.pool import Deadlines, Pool, PoolConfig
-from embodied.runtime.reward import ShapedReward
+from embodied.runtime.pool.fork_server import ForkServer
+from embodied.runtime.pool.pool import Deadlines, Pool, PoolConfig
 from embodied.runtime.slab import Slab, runtime_fields
+from embodied.runtime.worker.reward import ShapedReward
 from embodied.types import ArraySpec
 
 pytestmark = [pytest.mark.sim, pytest.mark.slow]

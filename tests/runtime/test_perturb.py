@@ -11,7 +11,7 @@ import pytest
 
 from embodied.perturbations import Draws, Perturbation
 from embodied.random import Stream
-from embodied.runtime.perturb import Disturbance, Use
+from embodied.runtime.worker.perturb import Disturbance, Use
 from embodied.types import ArraySpec, ContinuousAction, DiscreteAction, EnvSpec
 
 OBS = {"images": ArraySpec((2, 6, 8, 3), "uint8"), "state": ArraySpec((1,), "float32")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from embodied.runtime import picture_effects as effects
+from embodied.runtime.worker import picture_effects as effects
 
 RANDOM = np.random.default_rng(0)
 BYTES = RANDOM.integers(0, 256, (2, 9, 7, 3), dtype=np.uint8)

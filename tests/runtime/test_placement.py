@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from rig import BOTH_STARTS
 
-from embodied.runtime import placement
 from embodied.runtime.channel import Command, Kind
-from embodied.runtime.fork_server import ForkServer
+from embodied.runtime.pool import placement
+from embodied.runtime.pool.fork_server import ForkServer
 
 
 def test_examples():

@@ -13,7 +13,7 @@ from test_policy_schedule import NEAR, SETTINGS
 from embodied.errors import SpecMismatchError
 from embodied.random import Stream
 from embodied.runtime.plan import train_plan
-from embodied.runtime.policy_port import Draw, OnePass, Request
+from embodied.runtime.policy.policy_port import Draw, OnePass, Request
 from embodied.testing import DecoderPort
 from embodied.types import Decision, Sampling
 

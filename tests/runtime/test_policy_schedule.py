@@ -7,7 +7,7 @@ from rig import records
 
 from embodied.runtime.channel import Kind
 from embodied.runtime.plan import train_plan
-from embodied.runtime.schedule import Schedule
+from embodied.runtime.rollout.schedule import Schedule
 from embodied.types import Episode, Start
 
 

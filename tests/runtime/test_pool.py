@@ -16,12 +16,12 @@ import pytest
 from rig import BOTH_STARTS, FAST
 
 from embodied.errors import EmbodiedError, RendererUnavailableError, WorkerDiedError, WorkerHungError
-from embodied.observe.video import Video
+from embodied.observe.video.video import Video
 from embodied.perturbations import Draws, Perturbation
 from embodied.random import Stream
 from embodied.runtime.channel import Command, Kind
 from embodied.runtime.messages import Outbox
-from embodied.runtime.pool import Deadlines, num_workers
+from embodied.runtime.pool.pool import Deadlines, num_workers
 
 IMPATIENT = Deadlines(init=30.0, reset=10.0, step=0.5)
 

@@ -14,17 +14,17 @@ from PIL import Image
 from rig import FAST
 
 from embodied.data import pictures
-from embodied.data.lerobot_writer import Recording
+from embodied.data.lerobot.writer import Recording
 from embodied.errors import WorkerDiedError
 from embodied.random import Stream, generator
-from embodied.runtime import expert
 from embodied.runtime.channel import Command, Completion, Kind
-from embodied.runtime.expert import ExpertJob, expert_fields
-from embodied.runtime.pool import Pool, PoolConfig
+from embodied.runtime.pool.pool import Pool, PoolConfig
 from embodied.runtime.ports import Back, Event, Lost
 from embodied.runtime.recorder import Recorder
-from embodied.runtime.reward import ShapedReward
 from embodied.runtime.slab import Slab
+from embodied.runtime.worker import expert
+from embodied.runtime.worker.expert import ExpertJob, expert_fields
+from embodied.runtime.worker.reward import ShapedReward
 from embodied.testing import FakeEnv
 from embodied.types import EnvSpec, Start
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from embodied.runtime.reward import ShapedReward
+from embodied.runtime.worker.reward import ShapedReward
 from embodied.types import StepResult
 
 STEPS = [StepResult(0.25, False, False), StepResult(0.75, False, False), StepResult(1.0, True, True)]

@@ -11,11 +11,11 @@ from rig import records
 
 from embodied.errors import ConfigError
 from embodied.random import Stream
-from embodied.runtime import rollout
 from embodied.runtime.channel import Kind
 from embodied.runtime.plan import noise, train_plan
-from embodied.runtime.reward import ShapedReward
-from embodied.runtime.rollout import RolloutStats
+from embodied.runtime.rollout import rollout
+from embodied.runtime.rollout.rollout import RolloutStats
+from embodied.runtime.worker.reward import ShapedReward
 from embodied.types import EpisodeResult, Noise, Sampling
 
 STEP_S = 0.0005

@@ -18,7 +18,7 @@ from embodied import eval as evaluation
 from embodied.errors import SafeStopError, SpecMismatchError, WorkerDiedError, WorkerHungError
 from embodied.runtime.channel import Command, Kind
 from embodied.runtime.plan import train_plan
-from embodied.runtime.pool import Deadlines
+from embodied.runtime.pool.pool import Deadlines
 from embodied.testing import check_env
 
 HERE = Path(__file__).parents[1]

@@ -8,7 +8,7 @@ import pytest
 from rig import records
 
 from embodied.runtime.plan import train_plan, with_videos
-from embodied.runtime.shown import Shown
+from embodied.runtime.worker.shown import Shown
 from embodied.testing import FakePolicy, FakeTextPolicy, FlowPolicy
 from embodied.types import Elements
 

@@ -7,8 +7,8 @@ import pytest
 
 from embodied.errors import SpecMismatchError
 from embodied.runtime.channel import Command, Kind
-from embodied.runtime.reward import ShapedReward
-from embodied.runtime.slot import Slot
+from embodied.runtime.worker.reward import ShapedReward
+from embodied.runtime.worker.slot import Slot
 from embodied.testing import FakeEnv
 from embodied.types import ChunkResult, StepResult
 

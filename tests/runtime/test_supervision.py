@@ -13,8 +13,8 @@ from rig import BOTH_STARTS, records
 from embodied.errors import RendererUnavailableError, SpecMismatchError, WorkerDiedError, WorkerHungError
 from embodied.runtime.channel import Command, Completion, Kind
 from embodied.runtime.plan import train_plan, with_videos
-from embodied.runtime.pool import Back, Deadlines, Lost
-from embodied.runtime.supervise import Supervisor
+from embodied.runtime.pool.pool import Back, Deadlines, Lost
+from embodied.runtime.pool.supervise import Supervisor
 
 NEAR = {"step_s": 0.0005, "success_distance": 0.6}
 SHORT = Deadlines(init=30.0, reset=1.0, step=1.0)

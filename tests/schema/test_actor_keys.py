@@ -10,7 +10,7 @@ import pytest
 
 from embodied import schema, train
 from embodied.errors import ConfigError
-from embodied.schema.compose import compose
+from embodied.schema.compose.compose import compose
 
 CONFIG = str(Path(__file__).parents[1] / "config")
 FAKE = ("env=fake", "model=fake")

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from embodied.errors import ConfigError
-from embodied.schema.arguments import parse_argv
-from embodied.schema.compose import GROUPS, as_yaml, compose, group_options
+from embodied.schema.compose.arguments import parse_argv
+from embodied.schema.compose.compose import GROUPS, as_yaml, compose, group_options
 
 HERE = str(Path(__file__).parents[1] / "config")
 FAKE = ["env=fake", "model=fake"]

@@ -9,13 +9,13 @@ import pytest
 
 from embodied import schema
 from embodied.errors import ConfigError
-from embodied.schema.binding import with_derived
-from embodied.schema.compose import compose, compose_unchecked
-from embodied.schema.foreign import column, rows
+from embodied.schema.compose.binding import with_derived
+from embodied.schema.compose.compose import compose, compose_unchecked
 from embodied.schema.keys.paths import with_changes
-from embodied.schema.links import derived
-from embodied.schema.neutral import no_ops
+from embodied.schema.others.accepted_no_ops import no_ops
 from embodied.schema.others.systems import Others
+from embodied.schema.others.tables import column, rows
+from embodied.schema.rules.derived_keys import derived
 
 CONFIG = [str(Path(__file__).resolve().parents[1] / "config")]
 TEXT = ("env=arithmetic", "model=causal_lm_tiny")

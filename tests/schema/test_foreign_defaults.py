@@ -12,15 +12,15 @@ import yaml
 
 from embodied import schema
 from embodied.errors import ConfigError
-from embodied.schema import foreign
-from embodied.schema.compose import compose
-from embodied.schema.effect import LINKS, PROBLEM_LINKS
-from embodied.schema.foreign_rules import said_of
+from embodied.schema.compose.compose import compose
+from embodied.schema.compose.of_hydra import OF_HYDRA
 from embodied.schema.keys.paths import MISSING, at, with_changes
-from embodied.schema.links import derived
-from embodied.schema.neutral import without_neutral
-from embodied.schema.nulls import silent
-from embodied.schema.of_hydra import OF_HYDRA
+from embodied.schema.others import tables
+from embodied.schema.others.accepted_no_ops import without_neutral
+from embodied.schema.others.keep_default import silent
+from embodied.schema.others.translation_rules import said_of
+from embodied.schema.rules.derived_keys import derived
+from embodied.schema.rules.unused_keys import LINKS, PROBLEM_LINKS
 
 ROBOT = ("env=libero_10", "model=openvla_oft", "actor.model.model_path=x")
 TEXT = ("env=math", "model=causal_lm", "actor.model.model_path=x", "data.train_data_paths=[a.jsonl]")
@@ -40,7 +40,7 @@ REFUSED: Mapping[str, str] = {
 """Their key → why its default is refused."""
 
 
-def values_of(row: foreign.Row) -> dict[str, Any]:
+def values_of(row: tables.Row) -> dict[str, Any]:
     """Base → the documented default, which may be one for math and another for robots; nothing if none is stated."""
     if row.default in ("-", "(example path)") or row.default.startswith(("$", "list(", "two lists")):
         return {}
@@ -79,7 +79,7 @@ def take(base: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     schema.check(config)
 
 
-def refusals(bases: Mapping[str, Mapping[str, Any]], row: foreign.Row) -> list[str]:
+def refusals(bases: Mapping[str, Mapping[str, Any]], row: tables.Row) -> list[str]:
     """Why no base takes the default of a row, or one that has a default of its own; nothing if it is taken."""
     said: dict[str, str] = {}
     values = values_of(row)
@@ -99,7 +99,7 @@ def refusals(bases: Mapping[str, Mapping[str, Any]], row: foreign.Row) -> list[s
 
 
 def test_what_others_have_by_default_is_taken_or_refused_with_a_reason(bases):
-    rows = [row for row in foreign.rows() if row.kind in ("must", "should") and values_of(row)]
+    rows = [row for row in tables.rows() if row.kind in ("must", "should") and values_of(row)]
     assert len(rows) > 450
     found = {f"{row.system} {row.full}": said for row in rows if (said := refusals(bases, row))}
     print(f"{len(rows) - len(found)} of {len(rows)} documented defaults are taken")

@@ -19,16 +19,16 @@ from embodied.models.openvla_oft.settings import Settings as RobotSettings
 
 from embodied.errors import ConfigError, UnknownKeyError
 from embodied.parallel.group import Group
-from embodied.run.preflight import check
-from embodied.schema import foreign, table
-from embodied.schema.compose import compose, group_options
-from embodied.schema.foreign_hints import hint
-from embodied.schema.foreign_rules import RULES, said_of
-from embodied.schema.foreign_values import other_values, typed
+from embodied.run.build.preflight import check
+from embodied.schema.compose.compose import compose, group_options
+from embodied.schema.compose.of_hydra import OF_HYDRA
 from embodied.schema.keys.paths import MISSING, at
-from embodied.schema.neutral import no_ops
-from embodied.schema.of_hydra import OF_HYDRA
-from embodied.schema.other_names import SAID
+from embodied.schema.others import key_table, tables
+from embodied.schema.others.accepted_no_ops import no_ops
+from embodied.schema.others.hints import hint
+from embodied.schema.others.translation_rules import RULES, said_of
+from embodied.schema.others.values import other_values, typed
+from embodied.schema.rules.aliases import SAID
 
 HERE = Path(__file__).parents[1]
 CONFIG = str(HERE / "config")
@@ -39,13 +39,13 @@ ANSWERED_OTHERWISE = {"defaults", *OF_HYDRA}  # by hydra, and before the schema
 
 def known() -> set[str]:
     """Every key that is taken here: of the schema, of shipped models, and those that may say one thing alone."""
-    found = {key.name for key in table.keys()} | set(no_ops()) | set(SAID) | ANSWERED_OTHERWISE  # noqa: SIM118
+    found = {key.name for key in key_table.keys()} | set(no_ops()) | set(SAID) | ANSWERED_OTHERWISE  # noqa: SIM118
     found |= {f"actor.model.{name}" for kind in (TextSettings, RobotSettings) for name in kind.__dataclass_fields__}
     names = build_reward_model.__code__.co_varnames[: build_reward_model.__code__.co_argcount + 20]
     return found | {f"reward.model.{name}" for name in names} | {"actor.model._target_"}
 
 
-def unanswered() -> list[foreign.Row]:
+def unanswered() -> list[tables.Row]:
     taken = known()
     robot = compose(["env=libero_10", "model=openvla_oft_tiny"], "train").config.model_dump(by_alias=True)
     text = compose(["env=math", "model=causal_lm", "actor.model.model_path=x"], "train").config.model_dump(
@@ -55,10 +55,10 @@ def unanswered() -> list[foreign.Row]:
     def is_taken(key: str) -> bool:
         return key in taken or at(robot, key) is not MISSING or at(text, key) is not MISSING
 
-    return [row for row in foreign.rows() if row.kind != "out" and not all(map(is_taken, row.ours))]
+    return [row for row in tables.rows() if row.kind != "out" and not all(map(is_taken, row.ours))]
 
 
-def lines(rows: list[foreign.Row]) -> list[str]:
+def lines(rows: list[tables.Row]) -> list[str]:
     return sorted(f"{row.system}\t{row.kind}\t{row.full}\t{' + '.join(row.ours)}" for row in rows)
 
 
@@ -78,18 +78,18 @@ def honoured() -> frozenset[str]:
     does = known()
     own = {f"actor.model.{name}" for kind in (TextSettings, RobotSettings) for name in kind.__dataclass_fields__}
     own |= {f"reward.model.{name}" for name in signature(build_reward_model).parameters}
-    return frozenset(does - (set(no_ops()) - own) - set(foreign.column("no_effect")) - ONE_VALUE)
+    return frozenset(does - (set(no_ops()) - own) - set(tables.column("no_effect")) - ONE_VALUE)
 
 
-def honours(row: foreign.Row) -> bool:
+def honours(row: tables.Row) -> bool:
     """Whether code does what each of its keys says; of others one value is taken, and the rest refused."""
     return all(key in honoured() or key.startswith(("env.train.", "env.eval.")) for key in row.ours)
 
 
 def test_every_key_is_answered_but_those_that_are_listed():
     found = unanswered()
-    answered = [row for row in foreign.rows() if row.kind != "out" and row not in found]
-    counts, left = (Counter((row.name, row.kind) for row in rows) for rows in (foreign.rows(), found))
+    answered = [row for row in tables.rows() if row.kind != "out" and row not in found]
+    counts, left = (Counter((row.name, row.kind) for row in rows) for rows in (tables.rows(), found))
     does = Counter((row.name, row.kind) for row in answered if honours(row))
     for (system, kind), count in sorted(counts.items()):
         refused = count - left[system, kind] - does[system, kind]
@@ -101,9 +101,9 @@ def test_every_key_is_answered_but_those_that_are_listed():
 
 
 def test_rules_and_values_are_of_keys_that_there_are():
-    theirs = {row.key for row in foreign.rows()} | {(row.system, row.key) for row in foreign.rows()}
+    theirs = {row.key for row in tables.rows()} | {(row.system, row.key) for row in tables.rows()}
     assert [key for key in RULES if key not in theirs] == []
-    answers = set(foreign.answers())
+    answers = set(tables.answers())
     assert [key for key in other_values() if key not in answers] == []
 
 
@@ -163,7 +163,7 @@ def test_all_unknown_keys_are_told_at_once_wherever_they_stand():
 
 @pytest.mark.parametrize("key", ["env.train.hroizon", "env.eval.hroizon", "actor.model.nosuch"])
 def test_unknown_keys_of_classes_are_told_before_simulators_are_asked(key, monkeypatch):
-    monkeypatch.setattr("embodied.run.preflight.make_side", lambda *given: pytest.fail("it was made"))
+    monkeypatch.setattr("embodied.run.build.preflight.make_side", lambda *given: pytest.fail("it was made"))
     composed = compose([*FAKE, f"{key}=3", "env.eval.zzz=3"], "train", [CONFIG])
     with pytest.raises(UnknownKeyError) as failed:
         check(composed, Group())
@@ -281,7 +281,7 @@ def test_every_key_of_others_is_taken_or_told():
     """The first word of a key that no section here has is told by its section."""
     taken = known()
     told: Counter[bool] = Counter()
-    for row in foreign.rows():
+    for row in tables.rows():
         if row.key in taken or row.where:
             continue
         told[bool(hint(row.key))] += 1
@@ -325,17 +325,17 @@ def test_one_message_has_the_keys_of_a_whole_file():
 def test_what_rolls_switches_say_together(theirs, ours):
     settings: dict[str, Any] = {}
     for key, value in theirs.items():
-        (row,) = foreign.find(key, ["roll"])
+        (row,) = tables.find(key, ["roll"])
         settings |= said_of(row, value, theirs.get).settings
     assert settings == {f"algorithm.{key}": value for key, value in ours.items()}
 
 
 def test_lines_that_say_where_keys_are_from_are_no_keys():
-    assert not [row for row in foreign.rows() if row.system.startswith("#")]
+    assert not [row for row in tables.rows() if row.system.startswith("#")]
 
 
 def test_groups_that_names_are_translated_to_exist():
-    from embodied.schema.foreign_values import ENVS, MODELS
+    from embodied.schema.others.values import ENVS, MODELS
 
     assert set(ENVS.values()) <= set(group_options("env"))
     assert set(MODELS.values()) <= set(group_options("model"))

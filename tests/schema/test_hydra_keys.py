@@ -10,9 +10,9 @@ import yaml
 from embodied import train
 from embodied.errors import ConfigError
 from embodied.parallel.group import Group
-from embodied.run.build import open_folder
-from embodied.run.preflight import check
-from embodied.schema.compose import compose
+from embodied.run.build.policy import open_folder
+from embodied.run.build.preflight import check
+from embodied.schema.compose.compose import compose
 from embodied.tools import demos
 from embodied.tools.completion import candidates
 

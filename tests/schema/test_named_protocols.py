@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from embodied.errors import ConfigError
-from embodied.schema.compose import compose_unchecked, group_options
+from embodied.schema.compose.compose import compose_unchecked, group_options
 from embodied.schema.keys.paths import at
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"

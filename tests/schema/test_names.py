@@ -12,12 +12,12 @@ import pytest
 
 from embodied import schema
 from embodied.errors import ConfigError
-from embodied.schema import table
-from embodied.schema.binding import _of_type
-from embodied.schema.compose import compose
-from embodied.schema.config import Config
+from embodied.schema.compose.binding import _of_type
+from embodied.schema.compose.compose import compose
+from embodied.schema.keys.config import Config
+from embodied.schema.keys.names import choices
 from embodied.schema.keys.paths import with_changes
-from embodied.schema.names import choices
+from embodied.schema.others import key_table
 
 CONFIG = str(Path(__file__).parents[1] / "config")
 
@@ -29,7 +29,7 @@ def mapping() -> dict[str, Any]:
 
 def every_choice() -> Iterator[tuple[str, str, bool]]:
     """Each key of the schema that has names, each of its names, and whether the key holds a list."""
-    for section, model in table._sections("", Config):
+    for section, model in key_table._sections("", Config):
         for name, field in model.model_fields.items():
             for choice in choices(field.annotation, field.metadata):
                 yield f"{section}.{field.alias or name}", choice, "list" in str(field.annotation)
@@ -43,7 +43,7 @@ def test_every_choice_of_the_schema_is_taken_in_any_case():
     found = [*every_choice()]
     keys = {key for key, _, _ in found}
     assert {"algorithm.loss_type", "actor.fsdp_config.strategy", "runner.logger.logger_backends"} <= keys
-    documented = [*table.keys()]
+    documented = [*key_table.keys()]
     in_docs = {one.name for one in documented if re.search(r" \| `\D", one.type)}
     assert in_docs <= keys, "what the page of keys shows as choices is looked at here"
     for key, choice, is_list in found:

@@ -16,13 +16,13 @@ from embodied.models.openvla_oft.settings import Settings as RobotSettings
 
 from embodied import schema
 from embodied.errors import ConfigError, UnknownKeyError
-from embodied.run import engine_process
-from embodied.run.engine import options
-from embodied.schema import table
-from embodied.schema.compose import compose
-from embodied.schema.fixed import notes
+from embodied.run.build import engine_process
+from embodied.run.build.engine import options
+from embodied.schema.compose.compose import compose
 from embodied.schema.keys.paths import MISSING, at, with_changes
-from embodied.schema.neutral import no_ops, without_neutral
+from embodied.schema.others import key_table
+from embodied.schema.others.accepted_no_ops import no_ops, without_neutral
+from embodied.schema.rules.no_effect import notes
 from embodied.testing import FakePolicy
 
 HERE = Path(__file__).parents[1]
@@ -133,12 +133,14 @@ def test_a_composed_run_is_the_same_with_neutral_keys():
 
 
 def test_every_key_of_the_share_is_answered():
-    known = {key.name for key in table.keys()} | set(no_ops())  # noqa: SIM118  a function
+    known = {key.name for key in key_table.keys()} | set(no_ops())  # noqa: SIM118  a function
     known |= {f"actor.model.{name}" for kind in (TextSettings, RobotSettings) for name in kind.__dataclass_fields__}
     known |= {f"reward.model.{name}" for name in build_reward_model.__code__.co_varnames}
     libero = config("env=libero_10", base=("model=openvla_oft_tiny",)).model_dump(by_alias=True)
     sections = ("actor.model", "actor.tokenizer", "rollout", "algorithm", "data", "reward", "critic", "env")
-    rows = csv.DictReader((HERE.parent / "embodied/schema/foreign_keys.tsv").open(encoding="utf-8"), delimiter="\t")
+    rows = csv.DictReader(
+        (HERE.parent / "embodied/schema/others/foreign_keys.tsv").open(encoding="utf-8"), delimiter="\t"
+    )
     ours = {key for row in rows for key in row["our_key"].split(" + ") if key.startswith(sections)}
     assert len(ours) > 200
     assert [key for key in sorted(ours) if key not in known and at(libero, key) is MISSING] == []

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from embodied.errors import ConfigError
-from embodied.run import first
-from embodied.schema.compose import compose
+from embodied.run import sft_first
+from embodied.schema.compose.compose import compose
+from embodied.schema.compose.origin_trace import trace
+from embodied.schema.compose.origins import FILE, Origin, Origins, read
 from embodied.schema.keys.paths import leaves
-from embodied.schema.origin_trace import trace
-from embodied.schema.origins import FILE, Origin, Origins, read
 from embodied.tools.library.run_origins import of_run
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -224,7 +224,7 @@ def test_a_run_that_begins_with_one_before_it_says_its_checkpoint(tmp_path):
     checkpoint.mkdir(parents=True)
     (checkpoint / "meta.json").touch()
     composed = compose(["env=fake", "model=fake"], "train", [str(TESTS / "config")])
-    begun = first._beginning_with(
+    begun = sft_first._beginning_with(
         replace(composed, origins=trace(composed.resolved, composed.trail)), tmp_path / "first", ()
     )
     assert begun.origins.describe("runner.ckpt_path") == f"checkpoint {checkpoint}"

@@ -14,21 +14,21 @@ from torch import nn
 
 from embodied import schema, train
 from embodied.errors import CheckpointError, ConfigError
-from embodied.learn.checkpoint import Checkpoints
-from embodied.learn.checkpoint_load import resume
-from embodied.learn.optimizer import Schedule, make_optimizer
-from embodied.learn.passes import offloaded
+from embodied.learn.checkpoint.checkpoint import Checkpoints
+from embodied.learn.checkpoint.loading import resume
+from embodied.learn.step.optimizer import Schedule, make_optimizer
+from embodied.learn.step.passes import offloaded
 from embodied.parallel.group import Group
 from embodied.parallel.sharding import make_parallel
 from embodied.parallel.units import units_of
-from embodied.run import profiling
-from embodied.run.shares import check
-from embodied.schema import table
-from embodied.schema.compose import compose
-from embodied.schema.fsdp import WrapPolicyConfig
+from embodied.run.build.shares import check
+from embodied.run.folder import profiling
+from embodied.schema.compose.compose import compose
+from embodied.schema.compose.of_hydra import OF_HYDRA
 from embodied.schema.keys.paths import at
-from embodied.schema.neutral import no_ops
-from embodied.schema.of_hydra import OF_HYDRA
+from embodied.schema.keys.sections.fsdp import WrapPolicyConfig
+from embodied.schema.others import key_table
+from embodied.schema.others.accepted_no_ops import no_ops
 from embodied.testing import FakePolicy
 
 HERE = Path(__file__).parents[1]
@@ -53,8 +53,10 @@ def refused(*overrides: str, base: tuple[str, ...] = FAKE) -> str:
 
 
 def test_every_key_of_the_share_is_answered():
-    known = {key.name for key in table.keys()} | set(no_ops()) | set(OF_HYDRA)  # noqa: SIM118
-    rows = csv.DictReader((HERE.parent / "embodied/schema/foreign_keys.tsv").open(encoding="utf-8"), delimiter="\t")
+    known = {key.name for key in key_table.keys()} | set(no_ops()) | set(OF_HYDRA)  # noqa: SIM118
+    rows = csv.DictReader(
+        (HERE.parent / "embodied/schema/others/foreign_keys.tsv").open(encoding="utf-8"), delimiter="\t"
+    )
     ours = {key for row in rows for key in row["our_key"].split(" + ")}
     ours = {key for key in ours if key.startswith(("cluster", "hydra", "runner", "actor"))}
     ours -= {key for key in ours if key.startswith(("actor.model", "actor.tokenizer"))}

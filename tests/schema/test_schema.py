@@ -13,14 +13,14 @@ from pydantic import BaseModel
 
 from embodied import schema
 from embodied.algorithms import aggregation, layout, rewards
-from embodied.algorithms.estimators import make_estimator
+from embodied.algorithms.advantages.estimators import make_estimator
+from embodied.algorithms.advantages.value import make_value_loss
 from embodied.algorithms.kl import EXACT, make_kl
 from embodied.algorithms.policy_loss import make_loss
-from embodied.algorithms.value import make_value_loss
 from embodied.errors import ConfigError, UnknownKeyError
-from embodied.schema.compose import compose
-from embodied.schema.foreign import column
-from embodied.schema.other_names import SAID
+from embodied.schema.compose.compose import compose
+from embodied.schema.others.tables import column
+from embodied.schema.rules.aliases import SAID
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = ("env=fake", "model=fake")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from embodied import sft, train
-from embodied.schema.compose import compose
+from embodied.schema.compose.compose import compose
 
 CONFIG = Path(__file__).parents[2] / "config"
 PATH = "actor.model.model_path=/a/checkpoint"  # released models are nothing without one

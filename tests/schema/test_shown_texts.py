@@ -6,7 +6,7 @@ import pytest
 from test_text_keys import CONFIG, FILES, WITH_MODEL, made, refused
 
 from embodied import schema
-from embodied.schema.compose import compose
+from embodied.schema.compose.compose import compose
 
 SERVICE = ("reward.remote.enable=true", "reward.remote.url=http://a")
 UNWRITTEN = "runner.logger.log_val_generations=0"

@@ -15,10 +15,10 @@ from embodied.models.causal_lm import Settings
 
 from embodied import schema
 from embodied.errors import ConfigError
-from embodied.schema.compose import SHORT, compose
-from embodied.schema.foreign import column
+from embodied.schema.compose.compose import SHORT, compose
 from embodied.schema.keys.paths import at, with_changes
-from embodied.schema.nulls import silent_values
+from embodied.schema.others.keep_default import silent_values
+from embodied.schema.others.tables import column
 
 HERE = Path(__file__).parents[1]
 CONFIG = str(HERE / "config")
@@ -342,7 +342,7 @@ def test_keys_that_contradict_or_have_no_effect_are_refused(options, said):
 
 def test_robots_have_none_of_it():
     from embodied.parallel.group import Group
-    from embodied.run.preflight import check
+    from embodied.run.build.preflight import check
 
     for key in ("data.type=math", "data.rollout_batch_size=4", "data.val_rollout_batch_size=4"):
         composed = compose(["env=fake", "model=fake", "experiment=null", key], "train", [CONFIG])
@@ -352,7 +352,7 @@ def test_robots_have_none_of_it():
 
 def test_the_shared_workers_have_one_batch():
     from embodied.parallel.group import Group
-    from embodied.run.preflight import check
+    from embodied.run.build.preflight import check
 
     options = ["env=fake_text", "model=fake_text", "runner.task_type=math", "env.train.max_episode_steps=null"]
     keys = ("algorithm.val_rollout_batch_size_per_gpu=4", "algorithm.rollout_batch_size_per_gpu=8")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from embodied.errors import ConfigError
-from embodied.schema.compose import compose
-from embodied.schema.userfiles.yaml_text import check_text
+from embodied.schema.compose.compose import compose
+from embodied.schema.compose.userfiles.yaml_text import check_text
 from embodied.tools.migrate import read
 from embodied.train import main
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.distributed.fsdp import FSDPModule
 
-from embodied.learn import resting
+from embodied.learn.step import resting
 from embodied.lib.child import how_it_ended
 from embodied.selftest import apart, large, learning, policies, twice
 from embodied.selftest.measured import NotRun

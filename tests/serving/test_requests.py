@@ -13,7 +13,7 @@ from serving_rig import ENV, observation
 from embodied.client import wire
 from embodied.errors import ConfigError, RequestError, UnknownNameError
 from embodied.serving.keys import in_order, keys_of, parse
-from embodied.serving.requests import QuestionReader
+from embodied.serving.wire.requests import QuestionReader
 from embodied.testing import FakeEnv
 from embodied.types import ArraySpec
 

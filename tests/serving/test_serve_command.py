@@ -26,7 +26,7 @@ from websockets.sync.client import connect
 from embodied import config, train
 from embodied.client import wire
 from embodied.errors import CheckpointError, ConfigError
-from embodied.learn.exported import ExportFile, check_trusted, with_files
+from embodied.learn.checkpoint.exported import ExportFile, check_trusted, with_files
 from embodied.lib.spec_json import to_json
 from embodied.serving.loading import load
 from embodied.testing import FakePolicy

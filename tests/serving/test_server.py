@@ -31,9 +31,9 @@ from embodied.client import wire
 from embodied.errors import ConfigError, RequestError
 from embodied.random import Stream
 from embodied.runtime.plan import noise
-from embodied.serving import pictures
 from embodied.serving.build import build_server
 from embodied.serving.metrics import METRICS, PREFIX
+from embodied.serving.wire import pictures
 from embodied.testing import FakePolicy
 from embodied.types import Sampling
 

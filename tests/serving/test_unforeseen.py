@@ -39,7 +39,7 @@ def test_two_pictures_that_fail_are_answered_once(served: Served, monkeypatch, c
     with served.connect() as socket:
         socket.recv(timeout=10)
         with monkeypatch.context() as patch:
-            patch.setattr("embodied.serving.pictures.read", fails)
+            patch.setattr("embodied.serving.wire.pictures.read", fails)
             check_failed(socket, 1, images=[b"no picture"] * 2)
         check_answered(socket, 2, 3)
     assert "/secret/path is broken" in caplog.text, "the log has the traceback"
@@ -50,7 +50,7 @@ def test_a_failure_on_the_event_loop_is_answered_also_when_the_request_was_held_
     with served.connect() as socket:
         socket.recv(timeout=10)
         with monkeypatch.context() as patch:
-            patch.setattr("embodied.serving.requests.QuestionReader.draft", fails)
+            patch.setattr("embodied.serving.wire.requests.QuestionReader.draft", fails)
             for number in range(3):
                 check_failed(socket, number)
         check_answered(socket, 4, 5)

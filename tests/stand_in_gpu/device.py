@@ -269,7 +269,7 @@ def _check_generator(func: Any, args: Any, kwargs: Any, there: bool) -> None:
 
 
 def _place() -> str:
-    """The innermost function of ours that is running: ``embodied/learn/score.py Scorer._with_proximal``."""
+    """The innermost function of ours that is running: ``embodied/learn/score/score.py Scorer._with_proximal``."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         code = frame.f_code

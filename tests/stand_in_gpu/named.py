@@ -11,7 +11,7 @@ LANES = "models/causal_lm/decoding/lane_decoding.py"
 
 NAMED = {
     # once a run
-    (FROM_HOST, "embodied/run/build.py make_policy"): "the weights",
+    (FROM_HOST, "embodied/run/build/policy.py make_policy"): "the weights",
     **{
         (kind, f"embodied/algorithms/conformance/loss.py {function}"): "the loss is tried on made-up records"
         for kind, functions in (
@@ -25,12 +25,12 @@ NAMED = {
     (FROM_HOST, "models/shared/constants.py constant"): "constants, once each",
     (WAITS, "models/causal_lm/policy.py CausalLMPolicy._unknown"): "the first prompts, to say what they lack",
     # once a call of the policy in a rollout
-    (FROM_HOST, "embodied/runtime/policy_port.py PolicyRows.observations.<dictcomp>"): "rows of the slab",
-    (FROM_HOST, "embodied/runtime/policy_port.py OnePass._answer"): "the noise",
-    (TO_HOST, "embodied/runtime/policy_port.py PolicyRows._read"): "decisions, into the slab",
+    (FROM_HOST, "embodied/runtime/policy/policy_port.py PolicyRows.observations.<dictcomp>"): "rows of the slab",
+    (FROM_HOST, "embodied/runtime/policy/policy_port.py OnePass._answer"): "the noise",
+    (TO_HOST, "embodied/runtime/policy/policy_port.py PolicyRows._read"): "decisions, into the slab",
     # texts: once a rollout, or when lanes are filled
     (FROM_HOST, f"{LANES} LaneDecoding._allocate"): "the tokens that end a text",
-    (FROM_HOST, "embodied/runtime/decoder.py Decoder._admit"): "the noise",
+    (FROM_HOST, "embodied/runtime/policy/decoder.py Decoder._admit"): "the noise",
     (TO_HOST, "models/causal_lm/decoding/prompts.py prompts_of"): "prompts, to see which are equal",
     (FROM_HOST, f"{LANES} LaneDecoding._there"): "prompts that are filled up, and numbers of lanes",
     (FROM_HOST, f"{LANES} LaneDecoding._start"): "numbers of lanes",
@@ -46,29 +46,32 @@ NAMED = {
     (FROM_HOST, "models/causal_lm/evaluating.py _Pass._log_probs"): "the tokens that end a text",
     # once a pass of an update
     (FROM_HOST, "embodied/learn/batch.py gather.<dictcomp>"): "records of the slab",
-    (FROM_HOST, "embodied/learn/passes.py OwnRecords.gather.<dictcomp>"): "their instructions",
+    (FROM_HOST, "embodied/learn/step/passes.py OwnRecords.gather.<dictcomp>"): "their instructions",
     (FROM_HOST, "embodied/learn/terms/term.py OptimizerBatch.part.of"): "weights, masks and advantages",
     (FROM_HOST, "embodied/algorithms/layout.py Counts.to"): "the executed steps",
     (WAITS, "embodied/learn/trainer.py Trainer._micro_batch"): "the loss, after backward",
-    (WAITS, "embodied/learn/update_metrics.py UpdateMetrics.add"): "what the terms measured, after backward",
-    (TO_HOST, "embodied/learn/update_metrics.py UpdateMetrics._add_to_mean"): "the same",
+    (WAITS, "embodied/learn/step/update_metrics.py UpdateMetrics.add"): "what the terms measured, after backward",
+    (TO_HOST, "embodied/learn/step/update_metrics.py UpdateMetrics._add_to_mean"): "the same",
     # once a pass without gradients
-    (TO_HOST, "embodied/learn/score.py Scorer._with_proximal"): "log-probs of the proximal policy",
-    (TO_HOST, "embodied/learn/drift.py with_drift"): "sums of log-ratios",
-    (TO_HOST, "embodied/learn/reward_penalties.py RewardPenalties._kl_rewards"): "the KL in the rewards",
+    (TO_HOST, "embodied/learn/score/score.py Scorer._with_proximal"): "log-probs of the proximal policy",
+    (TO_HOST, "embodied/learn/score/drift.py with_drift"): "sums of log-ratios",
+    (TO_HOST, "embodied/learn/score/reward_penalties.py RewardPenalties._kl_rewards"): "the KL in the rewards",
     # once an optimizer step
     (WAITS, "embodied/parallel/sharding.py Replicas.clip"): "the gradient's norm",
-    (WAITS, "embodied/learn/engine.py value_grad_norm"): "that of the value head",
+    (WAITS, "embodied/learn/step/engine.py value_grad_norm"): "that of the value head",
     # once an iteration
-    (TO_HOST, "embodied/learn/update_metrics.py on_cpu"): "once a step: ratios, if early_stop_imp_ratio asks for them",
+    (
+        TO_HOST,
+        "embodied/learn/step/update_metrics.py on_cpu",
+    ): "once a step: ratios, if early_stop_imp_ratio asks for them",
     (TO_HOST, "embodied/algorithms/metrics.py PolicyStats.metrics"): "the ratios' sums",
     (WAITS, "embodied/algorithms/metrics.py PolicyStats.metrics"): "the ratios' sums",
     (TO_HOST, "embodied/algorithms/metrics.py PolicyStats.quantile"): "their histogram",
-    (TO_HOST, "embodied/learn/resting.py to_host"): "optimizer and reference (actor.enable_offload)",
-    (FROM_HOST, "embodied/learn/resting.py to_device"): "the same, before the first use",
+    (TO_HOST, "embodied/learn/step/resting.py to_host"): "optimizer and reference (actor.enable_offload)",
+    (FROM_HOST, "embodied/learn/step/resting.py to_device"): "the same, before the first use",
     # once a checkpoint
-    (TO_HOST, "embodied/learn/snapshot.py Stager.__call__"): "everything that is saved",
-    (WAITS, "embodied/learn/checkpoint.py Checkpoints._write"): "until it is on the host",
+    (TO_HOST, "embodied/learn/checkpoint/snapshot.py Stager.__call__"): "everything that is saved",
+    (WAITS, "embodied/learn/checkpoint/checkpoint.py Checkpoints._write"): "until it is on the host",
 }
 
 NAMED_SFT = {
@@ -78,7 +81,7 @@ NAMED_SFT = {
     # once a pass
     (
         WAITS,
-        "embodied/learn/loss_scale.py LossScale.backward",
+        "embodied/learn/step/loss_scale.py LossScale.backward",
     ): "backward of the index by a mask, which waits as the index does",
     (FROM_HOST, "embodied/learn/cloning.py Cloner._records.<dictcomp>"): "samples and their instructions",
     (FROM_HOST, "embodied/learn/terms/term.py OptimizerBatch.part.of"): "weights and masks",

@@ -16,7 +16,7 @@ from embodied.learn.cloning import Cloner
 from embodied.learn.trainer import Trainer
 from embodied.runtime.plan import train_plan
 from embodied.schema import ActorConfig, AlgorithmConfig, ModelConfig, OptimConfig, bind
-from embodied.schema.algorithm import LOSSES
+from embodied.schema.keys.sections.algorithm import LOSSES
 from embodied.testing import FakeEnv, FakePolicy
 from embodied.types import Sampling
 

@@ -16,7 +16,7 @@ from robots import ENV, observe
 from tiny_vision import SIZE, TEMPLATES, make_folder
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from embodied.runtime.capture import CapturedAct
+from embodied.runtime.policy.capture import CapturedAct
 from embodied.types import Sampling
 
 DRAWN = (Sampling(temperature=1.6), Sampling(do_sample=False), Sampling(top_k=20, top_p=0.9))

@@ -17,10 +17,10 @@ from test_cloning_steps import CONFIG, demonstrations
 from test_engine_run import FOLDERS, TRAIN, engine, without_gaps
 
 from embodied import train
-from embodied.learn.checkpoint import Checkpoints
-from embodied.learn.checkpoint_load import resume
+from embodied.learn.checkpoint.checkpoint import Checkpoints
+from embodied.learn.checkpoint.loading import resume
 from embodied.learn.cloning import Cloner
-from embodied.learn.resting import RestingWeights
+from embodied.learn.step.resting import RestingWeights
 from embodied.learn.trainer import Trainer
 from embodied.runtime.engine.process import EngineProcess
 from embodied.runtime.plan import train_plan
@@ -108,8 +108,8 @@ def test_they_are_on_the_host_between_updates_and_the_numbers_are_the_same(colle
     assert_equal(learned(collected, True, True, impl, tmp_path), wanted)
     copies = {one for one in gpu.seen if "resting.py" in one[1]}
     assert copies == {
-        (TO_HOST, "embodied/learn/resting.py to_host"),
-        (FROM_HOST, "embodied/learn/resting.py to_device"),
+        (TO_HOST, "embodied/learn/step/resting.py to_host"),
+        (FROM_HOST, "embodied/learn/step/resting.py to_device"),
     }
 
 

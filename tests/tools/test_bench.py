@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from embodied.schema.compose import compose
+from embodied.schema.compose.compose import compose
 from embodied.tools import bench
 from embodied.tools.library import sizes
 from embodied.tools.library.sizes import EnvCost, Machine, propose

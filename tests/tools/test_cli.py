@@ -17,7 +17,7 @@ import pytest
 
 from embodied import cli, errors
 from embodied.observe.metrics import METRICS
-from embodied.schema.table import keys
+from embodied.schema.others.key_table import keys
 from embodied.tools import explain
 from embodied.tools.completion import SCRIPTS, candidates
 from embodied.tools.library import sources
@@ -244,7 +244,10 @@ def test_keys_metrics_and_errors_are_explained(capsys):
     said = capsys.readouterr().out
     assert "runner.seed (key)\n  Seed of the whole run" in said
     assert "default: 1234" in said
-    assert "source: embodied/schema/runner.py (RunnerConfig); docs/configuration.md, section runner\n" in said
+    assert (
+        "source: embodied/schema/keys/sections/runner.py (RunnerConfig); docs/configuration.md, section runner\n"
+        in said
+    )
     assert f"rollout/success_rate (metric)\n  {METRICS['rollout/success_rate']}\n  written by training," in said
     assert "source: embodied/observe/metrics.py; docs/metrics.md, section rollout\n" in said
     assert "source: embodied/errors.py; docs/troubleshooting.md, section WorkerDiedError\n" in said

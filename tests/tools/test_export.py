@@ -18,10 +18,10 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from embodied import eval as evaluation
 from embodied import train
-from embodied.learn.exported import read_export
+from embodied.learn.checkpoint.exported import read_export
 from embodied.learn.origin import restore
 from embodied.protocols import EXPORT_DTYPES, Exported
-from embodied.run.protocol import short_hash
+from embodied.run.evaluation.protocol import short_hash
 from embodied.tools import export
 from embodied.tools.library import card
 from embodied.types import Sampling

@@ -21,10 +21,10 @@ from saved_policies import save as save_checkpoint
 from transformers import PreTrainedTokenizerFast
 
 from embodied.errors import CheckpointError
-from embodied.learn.checkpoint_meta import read_meta
-from embodied.learn.exported import open_export, read_export, with_files
+from embodied.export.observations import observe
+from embodied.learn.checkpoint.exported import open_export, read_export, with_files
+from embodied.learn.checkpoint.metadata import read_meta
 from embodied.learn.origin import Simulator, origin_of, restore
-from embodied.run.observations import observe
 from embodied.testing import FakeEnv
 from embodied.tools import export
 from embodied.types import Sampling

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from comparisons import below, changed
 
-from embodied.run.gain import gain
+from embodied.evaluation.before_after import gain
 
 
 def put(name: str, run: str, iteration: int) -> None:

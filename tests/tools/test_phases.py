@@ -14,8 +14,8 @@ from small_run import RUN
 
 from embodied import cli
 from embodied.errors import ConfigError
-from embodied.observe.console import PlainConsole
-from embodied.run.demonstrations import Demonstrated
+from embodied.observe.terminal.console import PlainConsole
+from embodied.run.build.demonstrations import Demonstrated
 from embodied.serving.loading import Loaded
 from embodied.testing import FakeEnv, FakePolicy
 
@@ -44,18 +44,18 @@ def loaded():
 
 
 CASES = [
-    ("train", RUN, "embodied.run.preflight.check", "checking the configuration"),
+    ("train", RUN, "embodied.run.build.preflight.check", "checking the configuration"),
     ("train", RUN, "embodied.run.command._recipe", "importing torch"),
-    ("train", RUN, "embodied.run.build.build_policy", "building the policy"),
+    ("train", RUN, "embodied.run.build.policy.build_policy", "building the policy"),
     ("train", RUN, "embodied.run.rl.make_trainer", "building the learner"),
     ("train", RUN, "embodied.run.rl.make_model_reward", "building the reward model"),
-    ("train", RUN, "embodied.run.simulators.Pool", "starting 1 env workers"),
-    ("eval", RUN, "embodied.run.simulators.Pool", "starting 1 env workers"),
-    ("sft", (*RUN, "data=x"), "embodied.run.demonstrations.read_episodes", "checking the configuration"),
+    ("train", RUN, "embodied.run.build.simulators.Pool", "starting 1 env workers"),
+    ("eval", RUN, "embodied.run.build.simulators.Pool", "starting 1 env workers"),
+    ("sft", (*RUN, "data=x"), "embodied.run.build.demonstrations.read_episodes", "checking the configuration"),
     ("sft", (*RUN, "data=x"), "embodied.run.sft.make_cloner", "preparing the demonstrations"),
     ("demos", RUN, "embodied.tools.demos._open_recorder", "demonstrations"),
     ("play", (*RUN, "--expert"), "embodied.run.play.Pool", "starting an env worker"),
-    ("bench", RUN, "embodied.run.build.build_policy", "building the policy"),
+    ("bench", RUN, "embodied.run.build.policy.build_policy", "building the policy"),
     ("report", ("run",), "embodied.report.read", "reading"),
     ("report", ("run",), "embodied.report.write", "writing the report"),
     ("serve", ("folder",), "embodied.serving.loading.load", "loading folder"),
@@ -64,9 +64,9 @@ CASES = [
     ("export", ("folder", "--out", "new"), "embodied.parallel.modes.without_dropout", "writing the export"),
 ]
 STAND_INS = {
-    "embodied.run.demonstrations.read_episodes": lambda config, spec, kwargs: Demonstrated((), ()),
+    "embodied.run.build.demonstrations.read_episodes": lambda config, spec, kwargs: Demonstrated((), ()),
     "embodied.report.read": lambda name: SimpleNamespace(evaluation_alone=True),
-    "embodied.learn.checkpoint_meta.read_meta": lambda folder: SimpleNamespace(iteration=1, steps=0),
+    "embodied.learn.checkpoint.metadata.read_meta": lambda folder: SimpleNamespace(iteration=1, steps=0),
     "embodied.learn.origin.restore": lambda folder, device: (Exportable(), None),
     "embodied.tools.export.examples_of": lambda *given: (None, []),
     "embodied.serving.loading.load": lambda *given: loaded(),

@@ -21,9 +21,9 @@ from PIL import ImageGrab
 
 from embodied import cli, train
 from embodied.errors import RendererUnavailableError
-from embodied.observe.window import Window
-from embodied.run.random_actions import RandomActions
-from embodied.runtime.policy_port import Request
+from embodied.observe.terminal.window import Window
+from embodied.run.evaluation.random_actions import RandomActions
+from embodied.runtime.policy.policy_port import Request
 from embodied.runtime.slab import Slab
 from embodied.testing import FakeEnv
 

@@ -1,1 +1,1 @@
-"""The terms of the loss, one file each; :mod:`embodied.learn.objective` adds them up."""
+"""The terms of the loss, one file each; :mod:`embodied.learn.step.objective` adds them up."""

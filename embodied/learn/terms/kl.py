@@ -1,6 +1,7 @@
 """The KL of the policy towards its reference, aggregated like the policy loss (``kl_beta``).
 
-With ``use_kl_in_reward`` the KL stands in the rewards instead (:mod:`embodied.learn.score`), and there is no term.
+With ``use_kl_in_reward`` the KL stands in the rewards instead (:mod:`embodied.learn.score.score`), and there is no
+term.
 """
 
 from __future__ import annotations

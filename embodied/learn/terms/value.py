@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from embodied.algorithms import aggregation
+from embodied.algorithms.advantages.value import make_value_loss
 from embodied.algorithms.rewards import Rewards
-from embodied.algorithms.value import make_value_loss
 from embodied.errors import ConfigError
 from embodied.learn.terms.term import Forward, Need, OptimizerBatch, Setup, Share
 from embodied.types import PolicySpec

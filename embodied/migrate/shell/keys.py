@@ -18,7 +18,7 @@ from embodied.migrate.shell.run import ways
 from embodied.migrate.shell.state import Command, State
 from embodied.migrate.shell.syntax import prepared
 from embodied.migrate.shell.text import Text, known
-from embodied.schema.foreign_said import Unresolved
+from embodied.schema.others.translation import Unresolved
 
 KEY = re.compile(r"(\+\+|\+|~|)([A-Za-z_][\w@/:-]*(?:\.[\w.@/:-]*)?)(=)", re.DOTALL)
 TAKEN_OUT = re.compile(r"~([A-Za-z_][\w@/:-]*\.[\w.@/:-]*)")

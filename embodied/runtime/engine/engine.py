@@ -26,7 +26,7 @@ from embodied.runtime.engine.child.wire import Message
 from embodied.runtime.engine.evidence import NAMED, Described, Evidence, remedy
 from embodied.runtime.engine.process import EngineProcess
 from embodied.runtime.engine.weights import StayingWeights, Weights, WeightsFile, fingerprint, in_format
-from embodied.runtime.supervise import last_lines
+from embodied.runtime.pool.supervise import last_lines
 from embodied.types import Sampling
 
 POLL_S = 0.005

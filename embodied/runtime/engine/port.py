@@ -22,7 +22,7 @@ from embodied.protocols import Policy, ServedByEngine
 from embodied.random import Stream, generator_seed
 from embodied.runtime.engine.engine import Engine
 from embodied.runtime.engine.evidence import remedy
-from embodied.runtime.policy_port import Draw, PolicyRows, Request
+from embodied.runtime.policy.policy_port import Draw, PolicyRows, Request
 from embodied.runtime.slab import Slab
 from embodied.types import OUTSIDE, EnvSpec, Sampling
 
@@ -40,7 +40,8 @@ class FirstTexts:
 
 
 class EnginePort:
-    """Answers observations with texts that an engine writes. See :class:`embodied.runtime.policy_port.PolicyPort`.
+    """Answers observations with texts that an engine writes. See
+    :class:`embodied.runtime.policy.policy_port.PolicyPort`.
 
     The engine adds numbers up in another order when it works on other texts at the same time. So a text is a function
     of weights, observation, ``Draw`` and ``(episode_id, t)`` as far as its rounding allows.

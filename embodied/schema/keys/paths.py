@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from embodied.schema.config import Config
-    from embodied.schema.env import EnvSideConfig
+    from embodied.schema.keys.config import Config
+    from embodied.schema.keys.sections.env import EnvSideConfig
 
 SIDES = ("train", "eval")
 MISSING = object()

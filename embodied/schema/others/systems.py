@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from embodied.errors import ConfigError
-from embodied.schema.foreign_hints import elsewhere, hint, instead
-from embodied.schema.foreign_said import Lookup, unknown
-from embodied.schema.foreign_values import Settings
-from embodied.schema.hub_cache import PATH, with_cached_model
 from embodied.schema.keys.paths import at, leaves, without
-from embodied.schema.neutral import without_neutral
-from embodied.schema.nulls import silent
+from embodied.schema.others.accepted_no_ops import without_neutral
+from embodied.schema.others.hints import elsewhere, hint, instead
+from embodied.schema.others.hub_cache import PATH, with_cached_model
+from embodied.schema.others.keep_default import silent
+from embodied.schema.others.translation import Lookup, unknown
+from embodied.schema.others.values import Settings
 
 
 @dataclass(frozen=True)

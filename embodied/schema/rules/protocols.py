@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from embodied.errors import ConfigError
-from embodied.schema.protocol import ProtocolConfig
+from embodied.schema.keys.sections.protocol import ProtocolConfig
 
 HELD_OUT = "protocol.held_out_states"
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embodied.learn.checkpoint import Checkpoints
-from embodied.learn.checkpoint_load import resume
-from embodied.learn.engine import Engine
+from embodied.learn.checkpoint.checkpoint import Checkpoints
+from embodied.learn.checkpoint.loading import resume
+from embodied.learn.step.engine import Engine
 from embodied.protocols import Policy
 from embodied.selftest import learning
 from embodied.selftest.measured import Measured, none_of, skipped
@@ -24,7 +24,7 @@ SAVES = 3  # the second and third save, in the background, reuse the memory of t
 
 @dataclass(frozen=True)
 class Learner:
-    """What a checkpoint holds (:class:`embodied.learn.state.Learner`)."""
+    """What a checkpoint holds (:class:`embodied.learn.checkpoint.state.Learner`)."""
 
     policy: Policy
     engine: Engine
@@ -34,7 +34,7 @@ class Learner:
         return self.engine.optimizer
 
     def state_dict(self) -> dict[str, Any]:
-        """See :meth:`embodied.learn.engine.Engine.state_dict`."""
+        """See :meth:`embodied.learn.step.engine.Engine.state_dict`."""
         return dict(self.engine.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

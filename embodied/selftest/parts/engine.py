@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from embodied.errors import AssetsMissingError, EngineError
-from embodied.observe.console import NullConsole
+from embodied.observe.terminal.console import NullConsole
 from embodied.parallel.group import Group
 from embodied.parallel.sharding import Replicas
 from embodied.protocols import EngineText, ServedByEngine
-from embodied.run.build import Model
-from embodied.run.engine import max_gap, open_engine
+from embodied.run.build.engine import max_gap, open_engine
+from embodied.run.build.policy import Model
 from embodied.runtime.engine.engine import Engine
 from embodied.selftest import learning
 from embodied.selftest.measured import Measured, NotRun, at_most, few_of, figure

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from embodied.protocols import Decodes
-from embodied.runtime.capture import fast_act
+from embodied.runtime.policy.capture import fast_act
 from embodied.selftest import learning
 from embodied.selftest.measured import Measured, at_least, at_most, few_of, figure
 from embodied.selftest.place import Place

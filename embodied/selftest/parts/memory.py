@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import torch
 
-from embodied.learn.live_bytes import LiveBytes
+from embodied.learn.step.live_bytes import LiveBytes
 from embodied.parallel.group import Group
-from embodied.run.demonstrations import Demonstrated
-from embodied.run.memory import plan
+from embodied.run.build.demonstrations import Demonstrated
+from embodied.run.memory.say import plan
 from embodied.selftest import learning
 from embodied.selftest.large import LARGE, built, lacks_room
 from embodied.selftest.measured import Measured, at_most, figure, skipped

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from embodied.learn.resting import RestingWeights
+from embodied.learn.step.resting import RestingWeights
 from embodied.selftest import learning, twice
 from embodied.selftest.measured import Measured, at_least, at_most, none_of, skipped
 from embodied.selftest.meters import allocated, peak_memory

@@ -11,10 +11,10 @@ import numpy as np
 
 from embodied.errors import RendererUnavailableError
 from embodied.lib.targets import load_target
-from embodied.observe import streams
+from embodied.observe.terminal import streams
 from embodied.protocols import Env
 from embodied.schema import target_kwargs
-from embodied.schema.compose import compose
+from embodied.schema.compose.compose import compose
 from embodied.selftest import apart
 from embodied.selftest.measured import Measured, NotRun, at_least, at_most, figure, skipped
 from embodied.selftest.place import Place

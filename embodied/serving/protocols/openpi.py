@@ -24,8 +24,8 @@ from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
 from embodied.client import wire
 from embodied.errors import EmbodiedError, WireError
 from embodied.serving.host import Host, Route
-from embodied.serving.requests import Question
 from embodied.serving.service import Answer, Outcome, Session, Ticket
+from embodied.serving.wire.requests import Question
 
 log = logging.getLogger(__name__)
 

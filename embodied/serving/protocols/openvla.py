@@ -26,8 +26,8 @@ from embodied.client import wire
 from embodied.errors import RequestError, WireError
 from embodied.serving.host import Host, Route
 from embodied.serving.keys import in_order
-from embodied.serving.requests import Question
 from embodied.serving.service import Session
+from embodied.serving.wire.requests import Question
 
 NAME = "openvla"
 ONE_ACTION = "image"  # the key that OpenVLA's clients send and those of OpenVLA-OFT do not

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from embodied.errors import EvaluationError
+from embodied.evaluation import results as evaluations
+from embodied.evaluation.results import is_of_texts
 from embodied.protocols import Exported
-from embodied.run import evaluations
-from embodied.run.evaluations import is_of_texts
 
 if TYPE_CHECKING:
-    from embodied.learn.checkpoint_meta import Meta
+    from embodied.learn.checkpoint.metadata import Meta
 
 
 LENGTHS = {"mean length": "steps_mean", "to success, median": "steps_to_success"}

@@ -12,8 +12,8 @@ import yaml
 from embodied.errors import ConfigError, did_you_mean
 from embodied.lib import hidden
 from embodied.schema import defaults
+from embodied.schema.compose.origins import FILE, Origins, read
 from embodied.schema.keys.paths import MISSING, at, leaves
-from embodied.schema.origins import FILE, Origins, read
 from embodied.tools.library.sources import settings
 
 CONFIG = "config.yaml"

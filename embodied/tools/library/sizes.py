@@ -114,7 +114,7 @@ def call_s(calls: Mapping[int, float], config: Config, slots: int, rows: int) ->
 
     A call has at most ``rollout.policy_batch`` rows. It is filled up if its shape is fixed.
     """
-    from embodied.run.simulators import policy_batch
+    from embodied.run.build.simulators import policy_batch
 
     most = policy_batch(config.rollout, slots)
     whole, rest = divmod(rows, most)

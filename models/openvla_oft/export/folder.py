@@ -44,7 +44,7 @@ CARRIED = (
 WHOLE = """\
 from pathlib import Path
 
-from embodied.learn.exported import open_export
+from embodied.learn.checkpoint.exported import open_export
 
 policy, env = open_export(Path("FOLDER"))
 # in embodied: {model}

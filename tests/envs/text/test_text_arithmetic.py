@@ -12,7 +12,7 @@ from embodied.envs.text.verdict import Problem, Verdict
 from embodied import instructions
 from embodied.errors import ConfigError, UnknownNameError
 from embodied.schema import target_kwargs
-from embodied.schema.compose import compose
+from embodied.schema.compose.compose import compose
 from embodied.testing import check_env
 from embodied.types import Start
 

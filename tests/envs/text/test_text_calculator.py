@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from embodied import instructions
 from embodied.errors import ConfigError, UnknownNameError
 from embodied.schema import target_kwargs
-from embodied.schema.compose import compose
+from embodied.schema.compose.compose import compose
 from embodied.testing import check_env
 from embodied.types import Start
 

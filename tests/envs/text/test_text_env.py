@@ -19,11 +19,11 @@ from embodied.errors import ConfigError, DatasetError
 from embodied.lib import spec_json
 from embodied.lib.targets import load_target
 from embodied.runtime.channel import Command, Kind
-from embodied.runtime.pool import Deadlines, Pool, PoolConfig
-from embodied.runtime.reward import ShapedReward
+from embodied.runtime.pool.pool import Deadlines, Pool, PoolConfig
 from embodied.runtime.slab import Slab, runtime_fields
+from embodied.runtime.worker.reward import ShapedReward
 from embodied.schema import target_kwargs
-from embodied.schema.compose import compose
+from embodied.schema.compose.compose import compose
 from embodied.testing import check_env
 from embodied.types import Start
 

@@ -12,7 +12,7 @@ from embodied.envs.text.env import MathEnv
 from embodied.envs.text.tokens import TokenLimit
 
 from embodied.errors import CheckpointError, ConfigError
-from embodied.schema.compose import compose
+from embodied.schema.compose.compose import compose
 from embodied.types import Start
 
 COUNTER = "prompt_lengths.prompt_counter"  # beside this file; the processes start in a moment

@@ -19,7 +19,7 @@ from embodied.envs.text.verifiers import make_verifier
 from embodied.envs.text.verifiers.guarded import MAX_FUNCTIONS, Guarded
 
 from embodied.errors import ConfigError
-from embodied.observe.video import VideoWriter
+from embodied.observe.video.video import VideoWriter
 from embodied.testing import FakeEnv
 from embodied.types import Start, StepResult
 

@@ -22,16 +22,16 @@ from torch import Tensor
 
 from embodied import sft, train
 from embodied.errors import ConfigError, Stopped
-from embodied.learn import checkpoint_load
-from embodied.learn.live_bytes import LiveBytes
-from embodied.learn.passes import until_stopped
-from embodied.learn.teams import of_team
+from embodied.learn.checkpoint import loading
+from embodied.learn.ranks.teams import of_team
+from embodied.learn.step.live_bytes import LiveBytes
+from embodied.learn.step.passes import until_stopped
 from embodied.parallel.group import Group
 from embodied.parallel.sharding import Replicas
 from embodied.parallel.teams import Teams
-from embodied.run import counting
-from embodied.run.preflight import check
-from embodied.schema.compose import compose
+from embodied.run.build.preflight import check
+from embodied.run.memory import counting
+from embodied.schema.compose.compose import compose
 from embodied.types import EpisodeResult, Sampling
 
 LORA = {"is_lora": True, "lora_rank": 4, "lora_init_weights": False}
@@ -281,7 +281,7 @@ def rows_of(run: Path) -> list[dict[str, float]]:
 
 def weights_of(run: Path, **keys: Any) -> dict[str, Tensor]:
     policy = build_policy(override_config={**TINY, "num_attention_heads": 4}, max_prompt_tokens=64, **keys)
-    checkpoint_load.load(run / "checkpoints/000002", policy)
+    loading.load(run / "checkpoints/000002", policy)
     return {name: parameter.detach() for name, parameter in policy.named_parameters()}
 
 

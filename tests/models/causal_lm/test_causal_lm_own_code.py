@@ -14,9 +14,9 @@ from embodied.models.causal_lm import build_policy, build_reward_model, prompt_c
 from transformers import LlamaConfig, LlamaForSequenceClassification, dynamic_module_utils
 
 from embodied.errors import CheckpointError, ConfigError
-from embodied.learn.exported import HERE, check_trusted
+from embodied.learn.checkpoint.exported import HERE, check_trusted
 from embodied.schema import notes
-from embodied.schema.compose import compose
+from embodied.schema.compose.compose import compose
 
 NETWORK = """
 from transformers import AutoModel, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, LlamaModel

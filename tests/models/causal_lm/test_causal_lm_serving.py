@@ -13,8 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from embodied.errors import ConfigError
 from embodied.protocols import EngineText, ServedByEngine
-from embodied.run.build import Model
-from embodied.run.engine import check_policy, max_gap
+from embodied.run.build.engine import check_policy, max_gap
+from embodied.run.build.policy import Model
 from embodied.schema import RolloutConfig
 from embodied.testing import FlowPolicy
 from embodied.types import Sampling

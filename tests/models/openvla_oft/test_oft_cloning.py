@@ -11,8 +11,8 @@ import torch
 
 from embodied.data.demonstrations import Demonstration
 from embodied.data.statistics import ranges
-from embodied.learn import checkpoint_load, statistics
-from embodied.learn.checkpoint import Checkpoints
+from embodied.learn.checkpoint import loading, statistics
+from embodied.learn.checkpoint.checkpoint import Checkpoints
 from embodied.learn.cloning import Cloner
 from embodied.protocols import Clonable
 from embodied.schema import bind
@@ -82,7 +82,7 @@ def test_it_learns_and_a_checkpoint_brings_the_ranges_back(make, env: EnvSpec, t
     assert cloner.weight_version == 16
     saved = Checkpoints(tmp_path, 1).save(cloner, 2)
     fresh = make(**{**keys, "seed": 4})
-    checkpoint_load.load(saved, fresh)
+    loading.load(saved, fresh)
     assert json.loads(fresh.extra_state()["statistics"]) == statistics.known(policy)
     records = {"images": torch.zeros(1, 2, 64, 64, 3, dtype=torch.uint8), "state": torch.zeros(1, 8)}
     records |= {"prompt": torch.zeros(1, dtype=torch.int32), "actions": torch.full((1, 2, 7), 0.1)}

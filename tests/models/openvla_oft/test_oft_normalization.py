@@ -14,7 +14,7 @@ from embodied.models.openvla_oft.tokens.action_tokenizer import ActionTokenizer,
 from embodied.models.openvla_oft.tokens.normalization import Statistics
 
 from embodied.errors import CheckpointError, ConfigError
-from embodied.learn import statistics
+from embodied.learn.checkpoint import statistics
 from embodied.types import ArraySpec, ContinuousAction, EnvSpec
 
 # ALOHA's sizes but for a shorter chunk.

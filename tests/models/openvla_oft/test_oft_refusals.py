@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from embodied import train
-from embodied.runtime import pool
+from embodied.runtime.pool import pool
 
 CONFIGS = str(Path(__file__).parents[2] / "config")
 RUN = (

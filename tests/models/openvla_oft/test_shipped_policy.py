@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 
 from embodied import sft, train
 from embodied.eval import main as evaluate
-from embodied.learn.exported import open_export, read_export
-from embodied.run.evaluations import read
-from embodied.run.protocol import PICTURES
-from embodied.schema.compose import compose
+from embodied.evaluation.results import read
+from embodied.learn.checkpoint.exported import open_export, read_export
+from embodied.run.evaluation.protocol import PICTURES
+from embodied.schema.compose.compose import compose
 from embodied.tools import demos, export
 from embodied.types import Sampling
 

@@ -14,14 +14,16 @@ import torch
 
 from embodied import train
 from embodied.errors import ConfigError
-from embodied.learn.live_bytes import LiveBytes, TooLargeError
+from embodied.learn.step.live_bytes import LiveBytes, TooLargeError
 from embodied.parallel.group import Group
-from embodied.run import build, counting, device_memory, engine_process, memory, prompts
-from embodied.run.footprint import Passes, Weights, footprint
-from embodied.run.preflight import check
-from embodied.run.weight_kinds import kinds_of
+from embodied.run.build import engine_process
+from embodied.run.build import policy as build
+from embodied.run.build.preflight import check
+from embodied.run.memory import counting, prompts, remedies, say
+from embodied.run.memory.footprint import Passes, Weights, footprint
+from embodied.run.memory.weights import kinds_of
 from embodied.runtime.slab import available_memory
-from embodied.schema.compose import compose
+from embodied.schema.compose.compose import compose
 
 HERE = Path(__file__).parents[2]
 CONFIG = str(HERE / "config")
@@ -257,7 +259,7 @@ def test_libero_24gb_takes_what_the_docs_say(tmp_path, more, total):
     """Without a checkpoint; each weight belongs to one kind of layer."""
     asked = ["experiment=libero_24gb", "env=fake", "runner.dry_run=true", f"runner.output_dir={tmp_path}", *more]
     checked = check(compose([*asked, "actor.model.use_proprio=false"], "train", [CONFIG]), Group())
-    found = memory.plan(*asked(checked), checked.demonstrations)
+    found = say.plan(*asked(checked), checked.demonstrations)
     assert round(found.taken.on_device / GB, 2) == pytest.approx(total, abs=0.01)
     kinds = kinds_of(found.counted.policy)
     assert sum(kind.bytes for kind in kinds.values()) == found.counted.weights.all
@@ -332,7 +334,7 @@ def test_an_engines_rollout_that_does_not_fit_names_the_key(tmp_path, monkeypatc
     engine = ("env=fake_text", "model=fake_text", "rollout.backend=vllm")
     named = []
     for keys in (engine, (*engine, "actor.offload_weight=true"), ("env=fake_text", "model=fake_text")):
-        fixes = device_memory.remedies(checked_of(tmp_path, *keys).config, Group(), "rollout")
+        fixes = remedies.remedies(checked_of(tmp_path, *keys).config, Group(), "rollout")
         named.append([fix for fix in fixes if "offload_weight" in fix])
     assert named == [["set actor.offload_weight=true (now false; the result stays the same)"], [], []]
 
@@ -348,7 +350,7 @@ def test_long_texts_are_split_over_processes_that_there_are(tmp_path, processes,
         "train",
         [CONFIG],
     )
-    found = device_memory.remedies(check(many, Group(0, processes, 0, processes)), "update")
+    found = remedies.remedies(check(many, Group(0, processes, 0, processes)), "update")
     told = [fix.partition(":")[0].replace("actor.model.context_parallel_size", "…") for fix in found]
     assert [fix for fix in told if "…" in fix] == said
 

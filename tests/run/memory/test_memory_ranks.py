@@ -13,13 +13,13 @@ import pytest
 from ranks import free_port
 
 from embodied.parallel.group import Group
-from embodied.run import counting
-from embodied.run.counting import Counted
-from embodied.run.given import Checked, Sides
-from embodied.run.memory import Plan
-from embodied.run.preflight import check
+from embodied.run.build.given import Checked, Sides
+from embodied.run.build.preflight import check
+from embodied.run.memory import counting
+from embodied.run.memory.counting import Counted
+from embodied.run.memory.say import Plan
 from embodied.schema import Config
-from embodied.schema.compose import compose
+from embodied.schema.compose.compose import compose
 
 HERE = Path(__file__).parents[2]
 CONFIG = str(HERE / "config")
@@ -37,7 +37,7 @@ import json, sys
 from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 from torch.distributed.tensor import DTensor
 from embodied import train
-from embodied.learn.live_bytes import LiveBytes
+from embodied.learn.step.live_bytes import LiveBytes
 
 class Live(LiveBytes):
     def _add(self, tensor):  # a DTensor says that it is as large as the whole

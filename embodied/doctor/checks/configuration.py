@@ -1,0 +1,60 @@
+"""What is wrong with a configuration on this machine: all of it, where a run refuses with the first.
+
+The rules are those of the run (:func:`embodied.schema.rules`, :class:`embodied.run.build.preflight.Rules`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from embodied import schema
+from embodied.doctor.findings import Finding, of_error
+from embodied.errors import EmbodiedError
+from embodied.parallel.group import Group
+from embodied.run.build import preflight
+from embodied.run.folder.folder import RunFolder
+from embodied.schema.compose.compose import Composed, compose_unchecked
+
+NAME = "configuration"
+
+
+def configuration(overrides: Sequence[str], folders: Sequence[str], command: str = "train") -> Iterator[Finding]:
+    """Composes and checks a configuration as a command does; in a process of its own.
+
+    Args:
+        folders: those with more group files.
+        command: ``train``, ``eval``, ``sft`` or ``demos``.
+    """
+    try:
+        composed = compose_unchecked(overrides, command, folders)
+    except EmbodiedError as error:
+        yield of_error(NAME, error)
+        return
+    wrong = errors(composed, preflight.Rules(composed, Group()))
+    for one in wrong:
+        yield of_error(NAME, one)
+    if not wrong:
+        yield Finding(NAME, "ok", "nothing stands against it: " + (" ".join(overrides) or "the default job"))
+
+
+def errors(composed: Composed, rules: preflight.Rules) -> list[EmbodiedError]:
+    """All that a run would refuse, one after the other; empty if nothing."""
+    found: dict[str, EmbodiedError] = {}
+
+    def note(rule: Callable[[], object]) -> None:
+        try:
+            rule()
+        except EmbodiedError as error:
+            found.setdefault(str(error), error)
+        except Exception:
+            if not found:  # after an error a rule may meet what it does not expect
+                raise
+
+    for combination in schema.rules(composed.config):
+        note(combination)
+    for rule in rules:
+        note(rule)
+    path = Path(composed.config.runner.logger.log_path)
+    note(lambda: RunFolder.look(path, composed.resolved))
+    return list(found.values())

@@ -1,0 +1,115 @@
+"""The trainings that led to some weights, and the initial states that each of them left out.
+
+    runner.ckpt_path ─▶ config.yaml of the checkpoint's run ─▶ the run that it began from ─▶ …
+    actor.model.model_path, lora_path ─▶ embodied.json of an exported folder, where an export has noted the same
+
+Weights have never seen the initial states that all of these left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from embodied.errors import EmbodiedError
+from embodied.lib.files import EXPORT_FILE, UNREADABLE, check_seal, folder_of, inside, read_json
+from embodied.schema.keys.sections.task_type import task_of
+
+NOTED = "trainings"
+"""Key under ``source`` of an exported folder's ``embodied.json``."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training. Its starts are those of its own episodes, or of the demonstrations that it learnt from."""
+
+    run: str | None  # name of its folder; None = not known
+    held_out_states: int | None  # initial states of each task, the last ones, that it never began from; None: not known
+
+
+UNKNOWN = Training(None, None)
+
+
+def of_checkpoint(checkpoint: Path, later: Sequence[Path] = ()) -> list[Training]:
+    """Returns all trainings behind a checkpoint, that of its own run last.
+
+    Args:
+        later: runs that went on from it.
+    """
+    run = checkpoint.absolute().parent.parent
+    if run in later:
+        return [UNKNOWN]
+    try:
+        config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+        return [*before(config, [*later, run]), *_own(run.name, config)]
+    except (*UNREADABLE, OSError, yaml.YAMLError):
+        return [Training(run.name, None)]
+
+
+def before(config: Mapping[str, Any], later: Sequence[Path] = ()) -> list[Training]:
+    """Returns the trainings behind the weights that a run begins with: none behind those made at random."""
+    if (checkpoint := config["runner"].get("ckpt_path")) is not None:
+        return of_checkpoint(Path(checkpoint), later)
+    paths = [config["actor"]["model"].get(key) for key in ("model_path", "lora_path")]
+    return [one for path in paths if path is not None for one in _of_folder(path)]
+
+
+def noted(checkpoint: Path) -> list[dict[str, Any]]:
+    """Returns what an export of ``checkpoint`` notes under :data:`NOTED`."""
+    return [asdict(one) for one in of_checkpoint(checkpoint)]
+
+
+def left_out_by(config: Mapping[str, Any], wanted: int, trains: bool) -> bool | None:
+    """Whether all training behind some weights left out the last ``wanted`` initial states. None: nothing is held out,
+    or it is not known of a part.
+
+    Args:
+        config: of the run that trains the weights, or that evaluates them.
+        trains: whether it trains them.
+    """
+    if not wanted:
+        return None
+    try:
+        found = before(config)
+        found += _own(None, config) if trains else []
+    except (*UNREADABLE, OSError, yaml.YAMLError):
+        return None
+    held_out = [one.held_out_states for one in found]
+    if any(count is not None and count < wanted for count in held_out):
+        return False
+    return None if None in held_out or not held_out else True
+
+
+def _of_folder(path: str) -> Sequence[Training]:
+    """What an export has noted in a folder; unknown in one from elsewhere, or of an older version."""
+    try:
+        file = inside(folder_of(path), EXPORT_FILE)
+        trainings = check_seal(file, read_json(file))["source"][NOTED]
+        return [Training(one["run"], _count(one["held_out_states"])) for one in trainings]
+    except (*UNREADABLE, OSError, EmbodiedError):
+        return [UNKNOWN]
+
+
+def _count(value: Any) -> int | None:
+    return None if value is None else int(value)
+
+
+def _own(run: str | None, config: Mapping[str, Any]) -> Iterator[Training]:
+    """What a run itself has trained on: its own episodes, or each set of demonstrations."""
+    if task_of(config["runner"]["task_type"]).supervised:
+        yield from (Training(run, _of_demonstrations(Path(path))) for path in config["data"]["train_data_paths"])
+    else:
+        yield Training(run, int(config.get("protocol", {}).get("held_out_states", 0)))
+
+
+def _of_demonstrations(folder: Path) -> int | None:
+    """What ``embodied.tools.demos`` has noted; not known of others, or if the folder is gone."""
+    try:
+        made = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        return int(made["demos"].get("held_out_states", 0))
+    except (*UNREADABLE, OSError, yaml.YAMLError):
+        return None

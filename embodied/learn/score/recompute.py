@@ -1,0 +1,88 @@
+"""Computes the rollout's log-probs, and its values, anew with the network that is trained.
+
+What decodes may compute with another arithmetic, such as an inference engine in 8 bits. The ratios of the loss would
+then differ from 1 before anything has been learnt. With ``rollout.recompute_logprobs`` the old log-probs of the loss
+are those of the trained network, with the weights that acted. What was recorded stays beside them
+(:data:`embodied.learn.batch.RECORDED`): the difference is logged, and a loss with importance weights
+(``loss_type: tis``) corrects for it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.algorithms.layout import Counts
+from embodied.algorithms.metrics import logprob_gap, sum_and_count
+from embodied.learn.batch import RECORDED, counts_of
+from embodied.learn.step.passes import Evaluator, OwnRecords, until_stopped
+from embodied.learn.step.update_metrics import UpdateMetrics
+from embodied.learn.terms.term import Setup, Share
+from embodied.learn.watch import Watch
+from embodied.parallel.modes import without_dropout
+from embodied.types import OUTSIDE, Evaluation
+
+
+class Recomputer:
+    """Recomputes what a decision recorded and the trained network says, too.
+
+    Args:
+        with_values: also the values.
+    """
+
+    def __init__(self, setup: Setup, with_values: bool) -> None:
+        self._layout, self._level, self._with_values = setup.layout, setup.algorithm.logprob_type, with_values
+
+    def __call__(
+        self, own: OwnRecords, ranks: Tensor, chosen: Tensor, rows: np.ndarray, evaluate: Evaluator, size: int,
+        metrics: UpdateMetrics, watch: Watch,
+    ) -> OwnRecords:  # fmt: skip
+        """The records with what the network says in place of what they recorded. All ranks call it.
+
+        Args:
+            ranks: the rank of each of n records, int64 [n].
+            chosen: those that are read from here on, bool [n]. The others keep what they recorded.
+            rows: of the n records, in the slab of the rank that has them, int64 [n].
+            size: records of a pass.
+            metrics: the gap between both goes there.
+
+        Raises:
+            Stopped: on all ranks; ``watch`` has ended it on one.
+        """
+        recorded = own.arrays["logprobs"]
+        found = {"logprobs": recorded.copy()}
+        if self._with_values:
+            found["value"] = own.arrays["value"].copy()
+        parts = own.parts(ranks, chosen, rows, size, forward_only=True)
+        dropout = without_dropout(evaluate.policy)
+        with torch.no_grad(), dropout, watch("log-probs before the update", sum(map(len, parts))) as passed:
+            for part, _ in until_stopped(parts, passed, own.parallel):
+                here = rows[part.numpy()]
+                result = evaluate.policy.evaluate(own.gather(here), evaluate.sampling)
+                if not len(part):
+                    continue
+                counts, before = counts_of(own.arrays, here).to(own.device), torch.from_numpy(recorded[here])
+                result = _inside(result, before.to(own.device))
+                metrics.add([self._gap(result, before.to(own.device), counts)])
+                found["logprobs"][here] = result.logprobs.float().cpu().numpy().reshape(found["logprobs"][here].shape)
+                if self._with_values:
+                    assert result.value is not None
+                    found["value"][here] = result.value.float().cpu().numpy()
+        return replace(own, arrays={**own.arrays, **found, RECORDED: recorded})
+
+    def _gap(self, result: Evaluation, recorded: Tensor, counts: Counts) -> Share:
+        """How far the log-probs [m, M] of both differ."""
+        new, old = (self._layout.reduce(values, counts, self._level) for values in (result.logprobs, recorded))
+        mask = self._layout.mask(counts, self._level)
+        means = {"train/logprob_gap_mean": sum_and_count((new - old).abs(), mask)}
+        return Share(None, means, {"train/logprob_gap": logprob_gap(new, old, mask)})
+
+
+def _inside(result: Evaluation, recorded: Tensor) -> Evaluation:
+    """Keeps the recorded log-prob of an element that the network's own truncation leaves out. Rounding decides which of
+    two equal elements ``top_p`` takes, and the old probability of what was drawn is not zero."""
+    new = result.logprobs.float()
+    return replace(result, logprobs=torch.where(new < OUTSIDE, recorded.reshape(new.shape), new))

@@ -1,0 +1,268 @@
+"""The scoring room: from slab rows to a training batch. Each thing is computed once; the trainer then only optimises.
+
+rows ─▶ filter ─▶ penalties ─▶ gather over ranks ─▶ advantages ─▶ log-probs before the update ─▶ Scored
+        groups    length, KL   rewards, values      value targets  (loss_type: tis, rollout.recompute_logprobs)
+
+Where rewards or values are made of recomputed log-probs, those are made first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.algorithms.advantages import filters
+from embodied.algorithms.advantages.estimators import Estimator, Experience, make_estimator
+from embodied.algorithms.advantages.prefixes import common_prefixes
+from embodied.algorithms.advantages.temporal import explained_variance
+from embodied.algorithms.layout import Counts
+from embodied.algorithms.rewards import Rewards
+from embodied.errors import ConfigError
+from embodied.learn.batch import Batch
+from embodied.learn.score.recompute import Recomputer
+from embodied.learn.score.reward_penalties import RewardPenalties
+from embodied.learn.step.objective import Objective
+from embodied.learn.step.passes import Evaluator, OwnRecords, until_stopped
+from embodied.learn.step.update_metrics import UpdateMetrics
+from embodied.learn.terms.term import Need, Setup
+from embodied.learn.watch import Watch, unwatched
+from embodied.parallel.group import Group
+from embodied.parallel.modes import without_dropout
+from embodied.schema import RewardConfig
+from embodied.types import EpisodeResult, Start
+
+EpisodeNumbers = Mapping[str, np.ndarray]
+"""What all ranks must know of one episode of T records: num_steps, length and version [T], rewards [T, K], value and
+penalty [T, V]; final_value float64 [1], the value of its final observation."""
+
+
+class Scored(NamedTuple):
+    """What an iteration is worth."""
+
+    batch: Batch  # of all episodes
+    trained: Batch | None  # of those that ``filter_rewards`` keeps, with what the loss reads; None: it keeps none
+    own: OwnRecords  # this rank's records, with what was recomputed of them
+
+
+class Scorer:
+    """Scores the episodes of one iteration after another.
+
+    Args:
+        size: records of a pass without gradients.
+    """
+
+    def __init__(self, setup: Setup, reward: RewardConfig, objective: Objective, size: int) -> None:
+        self._algorithm, self._objective, self._size = setup.algorithm, objective, size
+        algorithm = self._algorithm
+        self.estimator = make_estimator(
+            algorithm.adv_type, algorithm.adv_std_ddof, algorithm.gamma, algorithm.gae_lambda,
+            algorithm.normalize_advantages,
+        )  # fmt: skip
+        bounds = algorithm.advantage_clip_low, algorithm.advantage_clip_high
+        self._bounds = None if bounds == (None, None) else bounds
+        self._penalties, self._rewards = RewardPenalties(setup, reward.overlong_penalty), setup.rewards
+        values = Need.VALUES in objective.needs
+        self._recompute = Recomputer(setup, values) if setup.recompute else None
+        self._recompute_first = values or algorithm.use_kl_in_reward
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """What scoring reads beside what the objective's terms read."""
+        return self._penalties.needs
+
+    def __call__(
+        self, own: OwnRecords, results: Sequence[EpisodeResult], evaluate: Evaluator,
+        baselines: Mapping[Start, float] | None = None, metrics: UpdateMetrics | None = None, watch: Watch = unwatched,
+    ) -> Scored:  # fmt: skip
+        """Score ``results``, the episodes of all ranks in the plan's order. All ranks call it, and get the same.
+
+        Args:
+            own: this rank's of them.
+            baselines: the return of a greedy episode from each start (``adv_type: remax``).
+            metrics: what is measured on the way goes there.
+
+        Raises:
+            Stopped: on all ranks; ``watch`` has ended it on one.
+        """
+        metrics = metrics or UpdateMetrics()
+        kept = self._kept(results)
+        metrics.filtered = len(_groups(results)) - len(_groups([results[index] for index in kept]))
+        if self._recompute is not None and self._recompute_first:
+            ranks, rows = places_of(results)
+            everything = torch.ones(len(rows), dtype=torch.bool)
+            own = self._recompute(own, ranks, everything, rows, evaluate, self._size, metrics, watch)
+        penalties = self._penalties(own, evaluate, self._size, metrics, watch)
+        with_values, group = Need.VALUES in self._objective.needs, own.parallel.group
+        least = self._algorithm.min_filter_prefix_tokens
+        numbers = gather_numbers(own.arrays, results, with_values, penalties, group, least is not None)
+        batch = make_batch(numbers, results, self.estimator, self._rewards, baselines, self._bounds, least)
+        if not kept:
+            return Scored(batch, None, own)
+        trained = batch
+        if len(kept) < len(results):
+            some = [results[index] for index in kept]
+            of_kept = [numbers[index] for index in kept]
+            trained = make_batch(of_kept, some, self.estimator, self._rewards, baselines, self._bounds, least)
+        if self._recompute is not None and not self._recompute_first:
+            chosen = self._read_by_the_loss(trained)
+            own = self._recompute(own, trained.ranks, chosen, trained.rows, evaluate, self._size, metrics, watch)
+        if Need.PROXIMAL in self._objective.needs:
+            trained = self._with_proximal(own, trained, evaluate, watch)
+        return Scored(batch, trained, own)
+
+    def _read_by_the_loss(self, batch: Batch) -> Tensor:
+        """Records of sequences with a record that carries a gradient, bool [N]."""
+        keep, ids = self._carries_gradient(batch), batch.sequence_ids
+        return torch.isin(ids, ids[keep])
+
+    def _carries_gradient(self, batch: Batch) -> Tensor:
+        objective = self._objective
+        return objective.carries_gradient(objective.optimizer_batch(batch, torch.arange(len(batch))))
+
+    def _kept(self, results: Sequence[EpisodeResult]) -> list[int]:
+        """Indices of the episodes whose group's mean return lies within the bounds of ``filter_rewards``."""
+        algorithm = self._algorithm
+        if not algorithm.filter_rewards:
+            return list(range(len(results)))
+        returns = torch.tensor([result.episode_return for result in results], dtype=torch.float64)
+        ids = torch.tensor([result.episode.group_id for result in results])
+        keep = filters.within_bounds(returns, ids, algorithm.rewards_lower_bound, algorithm.rewards_upper_bound)
+        return keep.nonzero().flatten().tolist()
+
+    def _with_proximal(self, own: OwnRecords, batch: Batch, evaluate: Evaluator, watch: Watch) -> Batch:
+        """The batch with log-probs of the policy before this iteration's first update."""
+        found = torch.zeros(len(batch), self._objective.layout.size)
+        parts = own.parts(batch.ranks, self._carries_gradient(batch), batch.rows, self._size, forward_only=True)
+        dropout = without_dropout(own.policy)
+        with torch.no_grad(), dropout, watch("log-probs before the update", sum(map(len, parts))) as passed:
+            for part, _ in until_stopped(parts, passed, own.parallel):
+                logprobs = evaluate(own.gather(batch.rows[part.numpy()])).logprobs
+                found[part] = logprobs[: len(part)].flatten(1).float().cpu()
+        return replace(batch, proximal=found)
+
+
+def gather_numbers(
+    arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult], with_values: bool = False,
+    penalties: np.ndarray | None = None, group: Group | None = None, with_texts: bool = False,
+) -> list[EpisodeNumbers]:  # fmt: skip
+    """What all ranks must know of each of ``results``. Pixels stay where they are.
+
+    Args:
+        arrays: of this rank's slab.
+        with_values: the estimator reads values.
+        penalties: added to the rewards, float32 [R, V] for all rows of the slab.
+        group: the ranks that have the other records; all of them call it.
+        with_texts: the tokens of each episode's first answer are read, as ``text``.
+
+    Raises:
+        ConfigError: ``with_texts``, and records hold no text.
+    """
+    if with_texts and not {"tokens", "length"} <= arrays.keys():
+        raise ConfigError(
+            "algorithm.min_filter_prefix_tokens is set, and the policy's records hold no tokens of texts",
+            "leave algorithm.min_filter_prefix_tokens out",
+        )
+    group = group or Group()
+    shared = arrays if penalties is None else {**arrays, "penalty": penalties}
+    names = ["num_steps", "rewards", "version", *(["value"] if with_values else [])]
+    names += [name for name in ("length", "penalty") if name in shared]
+    own: dict[int, EpisodeNumbers] = {}
+    for index, result in enumerate(results):
+        if result.rank == group.rank:
+            numbers = {name: shared[name][list(result.rows)] for name in names}
+            final = arrays["value"][result.final_row, 0] if with_values and result.final_row >= 0 else 0.0
+            if with_texts:
+                first = result.rows[0]
+                numbers["text"] = arrays["tokens"][first][: arrays["length"][first]]
+            own[index] = {**numbers, "final_value": np.array([final], np.float64)}
+    episodes = {index: numbers for part in group.gather(own) for index, numbers in part.items()}
+    return [episodes[index] for index in range(len(results))]
+
+
+def make_batch(
+    episodes: Sequence[EpisodeNumbers], results: Sequence[EpisodeResult], estimator: Estimator, rewards: Rewards,
+    baselines: Mapping[Start, float] | None = None, bounds: tuple[float | None, float | None] | None = None,
+    least: int | None = None,
+) -> Batch:  # fmt: skip
+    """Advantages from the records' rewards (and values), in the order of the plan; the same on all ranks.
+
+    Args:
+        episodes: what :func:`gather_numbers` gave of each of ``results``. Penalties are added to the rewards before
+            advantages are made of them; whether a return is positive is asked without them.
+        rewards: where a record's rewards stand (``algorithm.reward_type``); its advantages stand there, too.
+        baselines: the return of a greedy episode from each start; for ``remax``.
+        bounds: least and largest advantage (``advantage_clip_low``, ``advantage_clip_high``); None = all are kept.
+        least: tokens that texts of different returns may begin with in common (``min_filter_prefix_tokens``).
+    """
+    numbers = {name: torch.from_numpy(np.concatenate([e[name] for e in episodes])) for name in episodes[0]}
+    lengths = torch.tensor([len(result.rows) for result in results])
+    sequence_ids = torch.repeat_interleave(torch.arange(len(results)), lengths)
+    counts = Counts(numbers["num_steps"].long(), numbers["length"].long() if "length" in numbers else None)
+    mask, values = rewards.mask(counts), numbers.get("value")  # [N, V]
+    task = Experience(
+        rewards=rewards.reduce(numbers["rewards"], counts)[mask],
+        episode_ids=sequence_ids[:, None].expand_as(mask)[mask],
+        group_ids=torch.tensor([result.episode.group_id for result in results]),
+        values=None if values is None else values[mask],
+        bootstrap=None if values is None else numbers["final_value"],
+        baselines=None if baselines is None else _baselines(results, baselines),
+    )
+    experience = task
+    if "penalty" in numbers:
+        experience = replace(task, rewards=task.rewards + numbers["penalty"][mask])
+    estimate = estimator(experience)
+    if bounds is not None:
+        estimate = replace(estimate, values=estimate.values.clamp(*bounds))
+    targets, explained = None, None
+    if experience.values is not None and estimate.value_targets is not None:
+        targets = _spread(estimate.value_targets, mask)
+        explained = explained_variance(experience.values, estimate.value_targets)
+    ranks, rows = places_of(results)
+    return Batch(
+        rows=rows,
+        ranks=ranks,
+        sequence_ids=sequence_ids,
+        counts=counts,
+        advantages=_spread(estimate.values, mask),
+        positive=(task.returns > 0)[sequence_ids],
+        versions=numbers["version"].long(),
+        groups=estimate.groups,
+        value_targets=targets,
+        explained_variance=explained,
+        shared=None if least is None else _shared(episodes, task, lengths, least),
+    )
+
+
+def _shared(episodes: Sequence[EpisodeNumbers], task: Experience, lengths: Tensor, least: int) -> Tensor:
+    """How many first elements of each record do not count, int64 [N]: some of an episode's first answer."""
+    texts = [episode["text"] for episode in episodes]
+    found = torch.zeros(int(lengths.sum()), dtype=torch.int64)
+    common = common_prefixes(texts, task.group_ids.numpy(), task.returns.numpy(), least)
+    found[lengths.cumsum(0) - lengths] = torch.from_numpy(common)
+    return found
+
+
+def places_of(results: Sequence[EpisodeResult]) -> tuple[Tensor, np.ndarray]:
+    """The rank of each record of ``results``, int64 [N], and its row in that rank's slab, int64 [N]."""
+    ranks = torch.tensor([result.rank for result in results])
+    rows = [np.asarray(result.rows, np.int64) for result in results]
+    return ranks.repeat_interleave(torch.tensor([len(each) for each in rows])), np.concatenate(rows)
+
+
+def _baselines(results: Sequence[EpisodeResult], baselines: Mapping[Start, float]) -> Tensor:
+    """The baseline of each episode, float64 [E]."""
+    return torch.tensor([baselines[result.episode.start] for result in results], dtype=torch.float64)
+
+
+def _spread(values: Tensor, mask: Tensor) -> Tensor:
+    """Puts ``values`` [n] where ``mask`` [N, V] is True, 0 elsewhere."""
+    return torch.zeros(mask.shape, dtype=values.dtype).masked_scatter_(mask, values)
+
+
+def _groups(results: Sequence[EpisodeResult]) -> set[int]:
+    return {result.episode.group_id for result in results}

@@ -1,0 +1,245 @@
+"""Robot or text: what follows from what an env takes. Chosen once, when a side of a run is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+from embodied import schema
+from embodied.errors import ConfigError, EmbodiedError
+from embodied.protocols import Env, Expert
+from embodied.run.build import demonstrations
+from embodied.run.build.demonstrations import Demonstrated
+from embodied.types import EnvSpec, EpisodeResult, Start, TextAction
+
+SAMPLED = ("do_sample", "temperature", "top_k", "top_p")
+"""Fields of the sampling that a robot's actions depend on."""
+
+
+class ActionKind(Protocol):
+    """What a run asks where robots and texts differ."""
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether an episode consists of control steps, so that its length and its progress mean something."""
+        ...
+
+    @property
+    def from_rows(self) -> bool:
+        """Whether prompts and demonstrated answers are rows of files, where robots have scenes and episodes."""
+        ...
+
+    def max_steps(self, asked: int, usual: int) -> int:
+        """Returns the limit of an episode.
+
+        Args:
+            asked: the limit that the configuration sets.
+            usual: the env's own limit.
+        """
+        ...
+
+    def check_keys(self, config: schema.Config) -> None:
+        """Raises :class:`ConfigError` for keys that mean nothing here."""
+        ...
+
+    def refuse_texts(self, error: EmbodiedError) -> None:
+        """Raises ``error`` if the env takes text."""
+        ...
+
+    def read_demonstrations(self, config: schema.Config, spec: EnvSpec, kwargs: Mapping[str, Any]) -> Demonstrated:
+        """Reads what a supervised run learns from.
+
+        Args:
+            kwargs: keyword arguments of the env.
+
+        Raises:
+            DatasetError: the demonstrations cannot be read.
+            SpecMismatchError: they do not fit the env.
+        """
+        ...
+
+    def demonstrated(self, count: int, prompts: int, held_out: int, samples: str) -> list[list[str]]:
+        """Returns the summary's rows of what a supervised run learns from.
+
+        Args:
+            count: demonstrations to learn from.
+            prompts: different instructions among them.
+            held_out: demonstrations for validation.
+            samples: how many samples they are, in words.
+        """
+        ...
+
+    def not_demonstrated(self, tasks: Sequence[str], shown: Iterable[str]) -> list[list[str]]:
+        """Returns the summary's row of an evaluation's tasks that are not among the instructions ``shown``."""
+        ...
+
+    def longest_prompt(self, tasks: Sequence[str], known: Iterable[str], most: Callable[[], str]) -> str:
+        """Returns the longest instruction that a policy gets.
+
+        Args:
+            tasks: of the env.
+            known: prompts that are known before the run.
+            most: makes a text as long as the policy takes.
+        """
+        ...
+
+    def sampling_fields(self, drawn: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns those fields of the sampling ``drawn`` on which an evaluation depends."""
+        ...
+
+    def origin(self, result: EpisodeResult) -> Start:
+        """Returns what is the same for episodes that are no independent trials."""
+        ...
+
+    def video(self, file: str) -> str | None:
+        """Returns the file of an episode's video; None if there is nothing to see."""
+        ...
+
+    def kept_texts(self, count: int) -> int:
+        """Returns of how many of ``count`` episodes the texts are kept."""
+        ...
+
+    def expert(self, env: Env) -> Expert | None:
+        """Returns who demonstrates in an env; None if nobody does."""
+        ...
+
+
+class RobotKind:
+    """A policy moves a robot, by numbers or by one of N actions."""
+
+    has_steps = True
+    from_rows = False
+
+    def max_steps(self, asked: int, usual: int) -> int:
+        return asked
+
+    def check_keys(self, config: schema.Config) -> None:
+        _refuse_keys_of_texts(config)
+
+    def refuse_texts(self, error: EmbodiedError) -> None:
+        pass
+
+    def read_demonstrations(self, config: schema.Config, spec: EnvSpec, kwargs: Mapping[str, Any]) -> Demonstrated:
+        return demonstrations.read_episodes(config, spec, kwargs)
+
+    def demonstrated(self, count: int, prompts: int, held_out: int, samples: str) -> list[list[str]]:
+        episodes = f"{count} of {prompts} tasks, {held_out} more for validation"
+        return [["episodes", episodes], ["samples", samples]]
+
+    def not_demonstrated(self, tasks: Sequence[str], shown: Iterable[str]) -> list[list[str]]:
+        known = set(shown)
+        without = [task for task in tasks if task not in known]
+        text = f"{len(without)}, e.g. {without[0]!r}" if without else ""
+        return [["tasks of env.eval without a demonstration", text]] if without else []
+
+    def longest_prompt(self, tasks: Sequence[str], known: Iterable[str], most: Callable[[], str]) -> str:
+        return max(tasks, key=len, default="")
+
+    def sampling_fields(self, drawn: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: drawn[name] for name in SAMPLED}
+
+    def origin(self, result: EpisodeResult) -> Start:
+        return result.episode.start
+
+    def video(self, file: str) -> str | None:
+        return file
+
+    def kept_texts(self, count: int) -> int:
+        return 0
+
+    def expert(self, env: Env) -> Expert | None:
+        return env if isinstance(env, Expert) else None
+
+
+class TextKind:
+    """A policy writes texts."""
+
+    has_steps = False
+    from_rows = True
+
+    def max_steps(self, asked: int, usual: int) -> int:
+        return min(asked, usual)  # sizes for robots, e.g. of experiment=laptop, allow more
+
+    def check_keys(self, config: schema.Config) -> None:
+        pass
+
+    def refuse_texts(self, error: EmbodiedError) -> None:
+        raise error
+
+    def read_demonstrations(self, config: schema.Config, spec: EnvSpec, kwargs: Mapping[str, Any]) -> Demonstrated:
+        return demonstrations.read_texts(config)
+
+    def demonstrated(self, count: int, prompts: int, held_out: int, samples: str) -> list[list[str]]:
+        return [["answers", f"{count} to {prompts} prompts, {held_out} more for validation"]]
+
+    def not_demonstrated(self, tasks: Sequence[str], shown: Iterable[str]) -> list[list[str]]:
+        return []
+
+    def longest_prompt(self, tasks: Sequence[str], known: Iterable[str], most: Callable[[], str]) -> str:
+        return max(known, key=lambda text: len(text.encode(errors="replace")), default="") or most()
+
+    def sampling_fields(self, drawn: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(drawn)
+
+    def origin(self, result: EpisodeResult) -> Start:
+        return replace(result.episode.start, seed=0)  # a problem does not depend on it
+
+    def video(self, file: str) -> str | None:
+        return None
+
+    def kept_texts(self, count: int) -> int:
+        return count
+
+    def expert(self, env: Env) -> Expert | None:
+        return None  # answers are demonstrated in rows of files
+
+
+ROBOT, TEXT = RobotKind(), TextKind()
+
+
+def kind_of(spec: EnvSpec) -> ActionKind:
+    """Chooses by what an env takes."""
+    return TEXT if isinstance(spec.action, TextAction) else ROBOT
+
+
+def _refuse_keys_of_texts(config: schema.Config) -> None:
+    """Raises :class:`ConfigError` with the keys that only texts have and that are set."""
+    runner, algorithm, usual = config.runner, config.algorithm, schema.SamplingConfig()
+    asked = {
+        "runner.task_type": runner.task.of_texts,
+        "runner.enable_dynamic_batch_size": runner.enable_dynamic_batch_size,
+        "runner.logger.log_val_generations": runner.logger.log_val_generations > 0,
+        "data.type": config.data.type == "math",
+        "data.custom_cls.path": config.data.custom_cls.path is not None,
+        # Of a training by rewards the schema refuses it, for texts too.
+        "data.response_key": schema.only_evaluates(config)
+        and config.data.response_key != schema.DataConfig().response_key,
+        "data.rollout_batch_size": config.data.rollout_batch_size is not None,
+        "data.val_rollout_batch_size": config.data.val_rollout_batch_size is not None,
+        "algorithm.reward_type=token_level": algorithm.reward_type == "token_level",
+        "rollout.backend": config.rollout.backend != "native",
+        "reward.use_reward_model": config.reward.use_reward_model,
+        "runner.answers": runner.answers is not None,
+        "algorithm.min_filter_prefix_tokens": algorithm.min_filter_prefix_tokens is not None,
+        "rollout.print_outputs": config.rollout.print_outputs,
+        "rollout.detokenize": config.rollout.detokenize,
+        "data.return_full_prompt": config.data.return_full_prompt,
+    }
+    for name in ("train_subset", "train_split", "train_revision", "val_subset", "val_split", "val_revision"):
+        asked[f"data.{name}"] = getattr(config.data, name) is not None
+    for name in (
+        "repetition_penalty",
+        "max_new_tokens",
+        "min_new_tokens",
+        "stop",
+        "ignore_eos",
+        "include_stop_str_in_output",
+    ):
+        for part in ("sampling_params", "val_sampling_params"):
+            asked[f"algorithm.{part}.{name}"] = getattr(getattr(algorithm, part), name) != getattr(usual, name)
+    if wrong := [key for key, given in asked.items() if given]:
+        raise ConfigError(
+            f"{', '.join(wrong)}: for texts alone, and {config.env.train.target} takes no text",
+            f"choose an env of texts, e.g. env=math, or leave out {', '.join(wrong)}",
+        )

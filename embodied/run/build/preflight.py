@@ -1,0 +1,182 @@
+"""Checks of a configuration before anything starts: they need no torch, no simulator and no worker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from embodied import schema
+from embodied.errors import CheckpointError, ConfigError
+from embodied.lib.files import checkpoint_near
+from embodied.observe.trackers.services import check_installed
+from embodied.parallel.group import Group
+from embodied.protocols import SafeStop, SaysHowLong
+from embodied.run.build import engine_process, perturbations, shares
+from embodied.run.build.demonstrations import Demonstrated
+from embodied.run.build.given import Checked, EnvSide
+from embodied.run.build.sides import make_side
+from embodied.run.folder.folder import check_writable
+from embodied.runtime.pool.file_limit import allow
+from embodied.schema.compose.compose import Composed
+
+
+class Rules:
+    """The rules of a configuration, in order; each raises :class:`EmbodiedError` if it is broken.
+
+    Call a rule before taking the next: which rules follow depends on the sides that could be made. The first that
+    raises ends a run (:func:`check`); who goes on (the doctor) gets all that can still be asked.
+
+    Args:
+        machine: ask the envs whether this machine can run them, which takes seconds.
+    """
+
+    def __init__(self, composed: Composed, processes: Group, machine: bool = True) -> None:
+        self._machine = machine
+        self.composed, self.config, self.processes = composed, composed.config, processes
+        self.sides: dict[str, EnvSide] = {}  # those that were made
+        self.demonstrated = Demonstrated((), ())
+
+    def __iter__(self) -> Iterator[Callable[[], object]]:
+        config, processes = self.config, self.processes
+        yield partial(schema.check_target_keys, self.composed.resolved)
+        yield partial(_check_selftest, config.runner)
+        yield partial(check_installed, config.runner.logger.logger_backends)
+        yield partial(shares.check, config, processes)
+        for name, wanted in (("train", config.env.train), ("eval", config.env.eval)):
+            yield partial(self._make_side, name, wanted)
+        train, evaluation = self.sides.get("train"), self.sides.get("eval")
+        if train and evaluation:
+            yield partial(_check_same, train, evaluation)
+        if train:
+            yield partial(train.kind.check_keys, config)
+        if train and evaluation:
+            yield partial(check_held_out, config, train, evaluation)
+        for side in self.sides.values():
+            yield partial(shares.check_queues, side, config, processes)
+            yield partial(check_deadline, side, config)
+            yield partial(check_safe_stop, side, config)
+            yield partial(shares.check_stages, side, config, processes)
+            yield partial(perturbations.check, config, side)
+        if train:
+            yield partial(check_penalty, config, train)
+        if train and evaluation:
+            yield partial(shares.check_lanes, config, train, evaluation)
+        yield partial(engine_process.check, config, processes)
+        if config.reward.use_reward_model:
+            yield partial(schema.target_kwargs, config.reward.model, "reward.model")
+        yield partial(_check_checkpoint, config.runner.ckpt_path)
+        yield partial(check_writable, Path(config.runner.logger.log_path))
+        for name, side in self.sides.items():
+            if side.config.video_cfg.records:
+                folder = Path(side.config.video_cfg.video_base_dir)
+                key = f"env.{name}.video_cfg.video_base_dir (or hydra.run.dir, where all relative folders begin)"
+                yield partial(check_writable, folder, "the folder of videos", key)
+        if train and config.runner.task.supervised:
+            yield partial(self._read_demonstrations, train)
+        if train and evaluation:
+            yield lambda: allow(shares.open_files(config, train, evaluation, processes))
+        if self._machine and processes.local_rank == 0:  # what a machine offers is the same for all of its ranks
+            for env in {side.identity: side.env for side in self.sides.values()}.values():
+                yield env.preflight
+
+    @property
+    def checked(self) -> Checked:
+        """What they have found, once all have passed."""
+        return Checked(self.composed, self.sides["train"], self.sides["eval"], self.processes, self.demonstrated)
+
+    def _make_side(self, name: str, wanted: schema.EnvSideConfig) -> None:
+        self.sides[name] = make_side(name, wanted)
+
+    def _read_demonstrations(self, train: EnvSide) -> None:
+        self.demonstrated = train.kind.read_demonstrations(self.config, train.spec, train.kwargs)
+
+
+def check(composed: Composed, processes: Group) -> Checked:
+    """Checks everything that needs no torch, simulator or worker. Raises :class:`EmbodiedError`."""
+    rules = Rules(composed, processes)
+    for rule in rules:
+        rule()
+    return rules.checked
+
+
+def _check_selftest(runner: schema.RunnerConfig) -> None:
+    if runner.selftest and (not runner.only_eval or runner.answers is not None):
+        raise ConfigError(
+            "selftest=true evaluates a policy several times, and this command does something else",
+            "run python -m embodied.eval … selftest=true, without answers=",
+        )
+
+
+def _check_same(train: EnvSide, evaluation: EnvSide) -> None:
+    if train.spec.obs != evaluation.spec.obs or train.spec.action.field(1) != evaluation.spec.action.field(1):
+        raise ConfigError(
+            "env.train and env.eval offer different observations: "
+            f"{dict(train.spec.obs)} and {dict(evaluation.spec.obs)}",
+            "give both sides the same cameras and sizes (env.train.init_params, env.eval.init_params)",
+        )
+
+
+def _check_checkpoint(path: str | None) -> None:
+    if path is not None and not (Path(path) / "meta.json").is_file():
+        raise CheckpointError(
+            f"no checkpoint at {path} (no meta.json)",
+            f"set runner.ckpt_path to the folder of one checkpoint, e.g. {checkpoint_near(Path(path))}",
+        )
+
+
+def check_held_out(config: schema.Config, *sides: EnvSide) -> None:
+    """Refuses to hold out initial states that are not there. Raises :class:`ConfigError`."""
+    held_out = config.protocol.held_out_states
+    for side in sides if held_out else ():
+        side.kind.refuse_texts(ConfigError(
+            f"protocol.held_out_states is {held_out}, and {side.config.target} takes text",
+            "leave it out: evaluations of texts have problems of their own (data.val_data_paths)",
+        ))  # fmt: skip
+        few = [count for count in side.spec.num_init_states if 1 < count <= held_out]
+        if few:
+            raise ConfigError(
+                f"protocol.held_out_states is {held_out}, and a task of env.{side.name} has {min(few)} initial states",
+                f"set protocol.held_out_states to {min(few) - 1} or less",
+            )
+
+
+def check_penalty(config: schema.Config, side: EnvSide) -> None:
+    penalty = config.reward.overlong_penalty
+    if not side.kind.has_steps:
+        return  # it counts tokens, and how many there may be the policy says
+    if penalty.enable and penalty.buffer_length > side.max_steps and not config.runner.only_eval:
+        raise ConfigError(
+            f"reward.overlong_penalty.buffer_length {penalty.buffer_length} is more than the {side.max_steps} control "
+            "steps of an episode: every episode would be penalised",
+            f"set reward.overlong_penalty.buffer_length to {side.max_steps} or less",
+        )
+
+
+def check_deadline(side: EnvSide, config: schema.Config) -> None:
+    """Refuses a deadline that a slow step would miss: its worker would be taken for one that hangs."""
+    if isinstance(side.env, SaysHowLong) and side.env.longest_step_s >= config.env.step_timeout_s:
+        raise ConfigError(
+            f"a step of env.{side.name} may take {side.env.longest_step_s:.0f} s (its verifiers), and "
+            f"env.step_timeout_s is {config.env.step_timeout_s:g}",
+            f"set env.step_timeout_s={2 * side.env.longest_step_s:.0f}, or shorten the verifiers' time limits",
+        )
+
+
+def check_safe_stop(side: EnvSide, config: schema.Config) -> None:
+    """Refuses a robot that nothing could stop before its worker is killed."""
+    if side.spec.retry_safe:
+        return
+    if not isinstance(side.env, SafeStop):
+        raise ConfigError(
+            f"{side.config.target} is a robot (EnvSpec.retry_safe is False) and has no safe_stop(): a worker that "
+            "hangs would be killed while the robot moves",
+            "give it safe_stop(self), which brings the robot to a stand from another process "
+            "(embodied.protocols.SafeStop); of a simulator, say retry_safe=True",
+        )
+    if config.env.start_method != "spawn":
+        raise ConfigError(
+            f"env.start_method is {config.env.start_method}, and {side.config.target} is a robot (EnvSpec.retry_safe "
+            "is False): forked workers end with their server, without a safe stop",
+            "set env.start_method=spawn",
+        )

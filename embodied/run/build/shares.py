@@ -1,0 +1,191 @@
+"""Who hosts how much: env slots, workers, GPUs and open files of each process. Needs no torch and no worker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from embodied import schema
+from embodied.errors import ConfigError, unknown_name
+from embodied.parallel import teams
+from embodied.parallel.group import Group
+from embodied.protocols import Batched
+from embodied.run.build.given import EnvSide
+from embodied.runtime.pool.file_limit import POOL, RANK, RESERVE, WORKER, OpenFiles
+from embodied.runtime.pool.placement import gpus_of_rank, visible_gpus
+from embodied.runtime.pool.pool import num_workers
+from embodied.schema import only_evaluates as only_evaluates
+
+COMPONENTS = ("actor", "rollout", "env", "inference", "reward", "critic", "reference")
+"""What ``cluster.component_placement`` may name: parts that others place apart, and that each process has here."""
+
+
+def folder_of_rank(folder: Path, processes: Group) -> Path:
+    """Returns where this process leaves files that each process has of its own."""
+    return folder if processes.size == 1 else folder / f"rank-{processes.rank:02d}"
+
+
+def slots_of(config: schema.Config, processes: Group) -> int:
+    """Returns how many env slots a process hosts if training and evaluation share them; those of the evaluation where
+    nothing else runs episodes."""
+    train, evaluation = config.env.train.total_num_envs, config.env.eval.total_num_envs
+    return processes.of("rollout").divide(evaluation if only_evaluates(config) else max(train, evaluation))
+
+
+def workers_of(side: EnvSide, config: schema.Config, slots: int, processes: Group) -> int:
+    """Returns how many env workers of a process host ``slots``: one a GPU if the env hosts all slots of a worker."""
+    requested = config.env.num_workers
+    if requested is None and isinstance(side.env, Batched):
+        requested = max(1, len(render_gpus_of(config, processes)))
+    return num_workers(requested, slots, processes.local_size)
+
+
+def render_gpus_of(config: schema.Config, processes: Group) -> tuple[int, ...]:
+    """Returns the GPUs on which this process's workers render."""
+    wanted = config.env.render_gpus
+    return gpus_of_rank(visible_gpus() if wanted is None else wanted, processes.local_rank, processes.local_size)
+
+
+def open_files(config: schema.Config, train: EnvSide, evaluation: EnvSide, processes: Group) -> OpenFiles:
+    """Counts the files that a process of the run has open at most: with both sides' workers, if evaluations have their
+    own."""
+    if config.runner.task.records:
+        workers = num_workers(config.env.num_workers, config.demos.episodes)
+        return OpenFiles(workers, WORKER, POOL + RESERVE)
+    if config.runner.task.supervised and config.runner.val_check_interval <= 0:
+        pools = []
+    elif train.identity == evaluation.identity or only_evaluates(config):
+        pools = [workers_of(evaluation, config, slots_of(config, processes), processes)]
+    else:
+        evaluates = config.runner.val_check_interval > 0 or config.runner.val_before_train
+        sides = [train, evaluation] if evaluates else [train]
+        pools = [workers_of(s, config, processes.divide(s.config.total_num_envs), processes) for s in sides]
+    others = POOL * len(pools) + RANK * (processes.size - 1) + RESERVE
+    return OpenFiles(sum(pools), WORKER, others)
+
+
+def check(config: schema.Config, processes: Group) -> None:
+    """Refuses what cannot be shared: each process hosts equally many slots and runs equally many groups of episodes."""
+    hosts, learners = processes.of("rollout"), processes.of("train")
+    if processes.size > 1 and config.runner.task.records:
+        raise ConfigError(
+            f"WORLD_SIZE is {processes.size}, and demonstrations are made by one process with many workers",
+            "start it without torchrun",
+        )
+    train, evaluation, algorithm = config.env.train.total_num_envs, config.env.eval.total_num_envs, config.algorithm
+    counts = {"env.eval.total_num_envs": evaluation}
+    if not only_evaluates(config):
+        counts["env.train.total_num_envs"] = train
+        groups = schema.episodes_per_iteration(config) // algorithm.group_size
+        counts[f"the number of groups, {schema.episodes_told(config)} / group_size {algorithm.group_size},"] = groups
+    if (size := config.actor.fsdp_config.fsdp_size) > 0 and learners.size > 1 and learners.size % size:
+        raise ConfigError(
+            f"actor.fsdp_config.fsdp_size {size} does not divide the {learners.size} processes of the run",
+            "set it to a divisor (the processes of one machine), or to -1 for all of them",
+        )
+    if config.actor.offload_weight and config.rollout.backend == "native" and learners.size == 1:
+        raise ConfigError(
+            "actor.offload_weight is true in one process, which acts and learns with one copy of the policy: "
+            "actor.fsdp_config.cpu_offload keeps the shards of several processes in host memory",
+            "leave actor.offload_weight out, or start several processes (torchrun)",
+        )
+    if not (config.runner.only_eval or config.runner.task.records):
+        teams.check(schema.context_parallel_size(config), learners)
+    _check_cluster(config.cluster, processes)
+    for what, count in counts.items():
+        if count % hosts.size:
+            raise ConfigError(
+                f"{what} is {count}, and the {hosts.size} processes of the run cannot share it equally",
+                f"make it a multiple of {hosts.size}, or start another number of processes (torchrun --nproc-per-node)",
+            )
+    slots = slots_of(config, hosts)
+    if hosts.size > 1 and (config.env.num_workers or 1) > slots:  # of one process the schema says it
+        raise ConfigError(
+            f"env.num_workers {config.env.num_workers} is more than the {slots} env slots of each process: some would "
+            "be idle",
+            f"set env.num_workers to {slots} or less, or raise env.train.total_num_envs and env.eval.total_num_envs",
+        )
+
+
+def _check_cluster(cluster: schema.ClusterConfig, processes: Group) -> None:
+    """Refuses another number of machines or processes than there are, and components that nobody knows or that have
+    processes of their own."""
+    size, here = processes.size, processes.local_size
+    machines, start = size // here, "torchrun --nnodes={} --nproc-per-node={} -m embodied.train …"
+    for key, wanted, there, what in (
+        ("num_nodes", cluster.num_nodes, machines, "machines"),
+        ("num_gpus_per_node", cluster.num_gpus_per_node, here, "processes on each machine"),
+    ):
+        if wanted not in (None, there):
+            command = start.format(cluster.num_nodes or machines, cluster.num_gpus_per_node or here)
+            raise ConfigError(
+                f"cluster.{key} is {wanted}, and the run has {there} {what}",
+                f"start it with {command}, or leave cluster.{key} out",
+            )
+    placed = cluster.component_placement or {}
+    for name in (name.strip() for names in placed for name in names.split(",")) if isinstance(placed, dict) else ():
+        if name not in COMPONENTS:
+            raise unknown_name("component", name, COMPONENTS, "the names in cluster.component_placement")
+    placed = placed if isinstance(placed, dict) else {"each component": placed}
+    for component, where in placed.items():
+        if _ranks(component, where, size) != set(range(size)):
+            raise ConfigError(
+                f"cluster.component_placement gives {component} {where}, and each of the {size} processes hosts "
+                "simulators, acts and trains",
+                "set it to all; env.render_gpus chooses GPUs for simulators, rollout.backend an engine of its own",
+            )
+
+
+def _ranks(component: str, where: str | int | list[int], size: int) -> set[int]:
+    if isinstance(where, list):
+        return set(where)
+    if where == "all":
+        return set(range(size))
+    found: set[int] = set()
+    try:
+        for part in str(where).split(","):
+            first, _, last = part.partition("-")
+            found |= set(range(int(first), int(last or first) + 1))
+    except ValueError:
+        raise ConfigError(
+            f"cluster.component_placement gives {component} {where!r}", "write all, a number, 0-3, or a list"
+        ) from None
+    return found
+
+
+def check_queues(side: EnvSide, config: schema.Config, processes: Group) -> None:
+    """Refuses queues shorter than the slots of a worker: each slot has one message in flight."""
+    slots = slots_of(config, processes)
+    workers = workers_of(side, config, slots, processes)
+    most = -(-slots // workers)
+    for key, queue in (("env", config.env.channel), ("rollout", config.rollout.channel)):
+        if 0 < queue.queue_size < most:
+            raise ConfigError(
+                f"{key}.channel.queue_size {queue.queue_size} is less than the {most} slots of a worker "
+                f"({slots} env slots on {workers} workers)",
+                f"set {key}.channel.queue_size to {most} or more, or to 0; or raise env.num_workers",
+            )
+
+
+def check_stages(side: EnvSide, config: schema.Config, processes: Group) -> None:
+    """Refuses stages that are not whole workers: the slots of a batch wait for each other."""
+    slots, stages = slots_of(config, processes), config.rollout.pipeline_stage_num
+    workers = workers_of(side, config, slots, processes)
+    if isinstance(side.env, Batched) and stages > 1 and (workers % stages or slots % workers):
+        raise ConfigError(
+            f"rollout.pipeline_stage_num {stages} cannot divide {slots} env slots on {workers} workers: each worker "
+            f"steps all of its slots together ({side.config.target})",
+            f"set env.num_workers, env.train.total_num_envs and env.eval.total_num_envs to multiples of {stages}",
+        )
+
+
+def check_lanes(config: schema.Config, train: EnvSide, evaluation: EnvSide) -> None:
+    """Refuses another batch in evaluations where they run on the workers of the training."""
+    most = config.algorithm.val_rollout_batch_size_per_gpu
+    if most is None or only_evaluates(config) or train.identity != evaluation.identity:
+        return
+    if most != config.rollout.policy_batch:
+        raise ConfigError(
+            f"algorithm.val_rollout_batch_size_per_gpu is {most}, and evaluations run on the workers of the training, "
+            f"because env.eval is the same env: rollout.policy_batch is {config.rollout.policy_batch}",
+            "leave it out, or set algorithm.rollout_batch_size_per_gpu to the same",
+        )

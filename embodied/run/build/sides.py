@@ -1,0 +1,33 @@
+"""The sides of a run, ``env.train`` and ``env.eval``, with what their envs offer. Needs no torch and no simulator."""
+
+from __future__ import annotations
+
+from embodied import schema
+from embodied.errors import ConfigError
+from embodied.protocols import Env
+from embodied.run.build.action_kind import kind_of
+from embodied.run.build.given import EnvSide
+
+
+def make_side(name: str, side: schema.EnvSideConfig) -> EnvSide:
+    """Constructs the env of a side and asks what it offers.
+
+    Args:
+        name: of the side, for messages.
+
+    Raises:
+        ConfigError: its target cannot be imported or does not take the keys, a task has no initial state, or
+            ``perturb`` names what its conditions do not have.
+    """
+    kwargs = schema.target_kwargs(side, f"env.{name}")
+    env: Env = schema.load_target(side.target, f"env.{name}._target_")(**kwargs)
+    spec = env.spec
+    if not spec.tasks or min(spec.num_init_states) < 1:
+        raise ConfigError(
+            f"env.{name} offers {len(spec.tasks)} tasks with num_init_states {list(spec.num_init_states)}",
+            f"choose tasks with at least one initial state: the keys of {side.target} under env.{name}",
+        )
+    kind = kind_of(spec)
+    steps = kind.max_steps(side.max_episode_steps or spec.max_episode_steps, spec.max_episode_steps)
+    conditions = tuple(schema.conditions_of(side.perturb, f"env.{name}.perturb"))
+    return EnvSide(name, side, kwargs, env, spec, steps, conditions, kind)

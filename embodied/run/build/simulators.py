@@ -1,0 +1,274 @@
+"""Starts env workers, with the slab and the rollout that belong to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from embodied import schema
+from embodied.observe.terminal.console import Console
+from embodied.parallel.barrier import Interruptible, gather_shares
+from embodied.parallel.group import Group
+from embodied.protocols import Decodes, Policy
+from embodied.run.build.engine import MAX_LANES, max_gap
+from embodied.run.build.given import EnvSide, Sides
+from embodied.run.build.policy import Model, record_fields, reproducible_arithmetic
+from embodied.run.build.pools import pool_config
+from embodied.run.build.shares import folder_of_rank, render_gpus_of, slots_of
+from embodied.run.folder.reporter import Reporter, counting_successes
+from embodied.runtime.engine.engine import Engine
+from embodied.runtime.engine.port import EnginePort
+from embodied.runtime.policy.decoder import Decoder
+from embodied.runtime.policy.policy_port import OffersPort, OnePass, PolicyPort
+from embodied.runtime.pool.fork_server import ForkServer
+from embodied.runtime.pool.pool import Pool
+from embodied.runtime.records import RecordStore
+from embodied.runtime.rollout.rollout import Job, Rollout, RolloutStats, Schedule
+from embodied.runtime.rollout.traces import Traces
+from embodied.runtime.slab import Slab
+from embodied.runtime.worker.shown import Shown
+from embodied.types import Episode, EpisodeResult, WorkerFacts
+
+T = TypeVar("T")
+FIRST_OBSERVATIONS = "first observations"
+MAX_POLICY_BATCH = 8  # rows of a policy call unless rollout.policy_batch is set; a 7B model saturates a GPU there
+
+
+@dataclass
+class Workers:
+    """A pool of env workers, its slab, and the rollout that drives it."""
+
+    identity: str
+    pool: Pool
+    slab: Slab
+    rollout: Rollout
+    engine: Engine | None = None
+    resting: bool = False
+
+    def rest(self) -> None:
+        """Ends the workers until the next :meth:`run` or :meth:`wake`; the slab stays."""
+        self.pool.rest()
+        self.rollout.forget()
+        self.resting = True
+
+    def wake(self, console: Console) -> None:
+        """Starts the workers again if they rest."""
+        if self.resting:
+            with console.progress("starting env workers again", brief=True):
+                self.pool.wake()
+            self.resting = False
+
+    def run(
+        self, plan: Sequence[Episode], job: Job, name: str, reporter: Reporter,
+        on_episode: Callable[[EpisodeResult], None] = lambda result: None,
+    ) -> tuple[list[EpisodeResult], RolloutStats]:  # fmt: skip
+        """Runs ``plan`` under a progress bar called ``name``.
+
+        Args:
+            on_episode: given each episode that ends, while its last row still stands in the slab.
+        """
+        self.wake(reporter.console)
+        with reporter.episodes(name, len(plan)) as bar:
+            count = counting_successes(bar)
+
+            def ended(result: EpisodeResult) -> None:
+                count(result)
+                on_episode(result)
+
+            return self.rollout.collect(plan, job, ended, bar.at)
+
+    def close(self) -> None:
+        """Ends the workers and frees the slab."""
+        self.pool.close()
+        self.slab.close()
+
+
+class Simulators:
+    """Starts the workers of a run. All of them drive one policy.
+
+    Args:
+        folder: the run's.
+        server: forks the workers; None = each is started by itself.
+        engine: generates in the policy's place.
+        is_run: False = the folder is that of no run, and gets no traces unless each rollout is to have one.
+        learns: the policy of which ``model`` has a copy that acts; None = there is one policy.
+        processes: those of the rollout, as the thread that runs it speaks with them.
+    """
+
+    def __init__(
+        self, config: schema.Config, sides: Sides, processes: Group, model: Model, folder: Path, reporter: Reporter,
+        server: ForkServer | None = None, engine: Engine | None = None, is_run: bool = True,
+        learns: Policy | None = None,
+    ) -> None:  # fmt: skip
+        self._config, self._sides = config, sides
+        self.processes, self.model, self.reporter, self.engine = processes, model, reporter, engine
+        self._folder, self._server, self._is_run = folder, server, is_run
+        self._said: set[str] = set()
+        self._probed = False
+        self._learns = model.policy if learns is None else learns
+
+    def open(self, side: EnvSide, rows: int, own_slots: int | None = None, live: bool = False) -> Workers:
+        """Starts the workers of a side, with a slab of ``rows`` records.
+
+        Args:
+            own_slots: env slots that they have; None = as many as the side is configured with. The policy is asked in
+                the configured batches either way, so that its answers are the same to the bit.
+            live: videos are shown in a window while they are recorded.
+        """
+        config, processes, console = self._config, self.processes, self.reporter.console
+        model, fields = self.model, record_fields(self._sides, self.model.policy.spec)
+        shared = self._sides.train.identity == self._sides.eval.identity
+        logs = folder_of_rank(self._folder / "logs", processes)
+        if not shared and side.name != "train":
+            logs /= side.name
+        slots = slots_of(config, processes) if shared else processes.divide(side.config.total_num_envs)
+        records = config.actor.channel
+        slab = Slab.create(fields, rows, f"{records.name or config.env.channel.name}.{records.queue_name}")
+        try:
+            usual = pool_config(side, own_slots or slots, config, logs, processes)
+            shown = Shown.of(model.policy.spec, value=config.algorithm.adv_type == "gae")
+            workers = replace(usual, server=self._server, live=live, shown=shown)
+            with console.progress(f"starting {workers.num_workers} env workers", brief=True):
+                pool = Pool(workers, slab, console.say)
+        except BaseException:
+            slab.close()
+            raise
+        self._say_once([*_renderers(pool.facts), *_eager_note(config, model.device)])
+        rollout = Rollout(
+            pool, self._policy_port(slab, side, slots), RecordStore(slab), model.policy.spec.num_action_chunks,
+            _schedule(config, slots), self.reporter.sections,
+            self._traces(),
+        )  # fmt: skip
+        return Workers(side.identity, pool, slab, rollout, self.engine)
+
+    def _traces(self) -> Traces:
+        """Which rollouts leave a trace; those that nobody asked for are of rank 0 alone, in the folder of a run."""
+        wanted = self._config.rollout.trace
+        if wanted is False or (wanted == "first" and not (self._is_run and self.processes.is_main)):
+            return Traces()
+        which = "all" if wanted is True else wanted
+        return Traces(folder_of_rank(self._folder / "trace", self.processes), which, self.reporter.console.say)
+
+    def _policy_port(self, slab: Slab, side: EnvSide, slots: int) -> PolicyPort:
+        """Returns the port through which the policy answers: its own if it has one, an engine's, one with lanes if it
+        decodes, or one of whole passes."""
+        config, model = self._config, self.model
+        if isinstance(model.policy, OffersPort):
+            return model.policy.port(slab)
+        if self.engine is not None:
+            gap = max_gap(config, model.policy)
+            return EnginePort(self.engine, model.policy, slab, side.spec, model.device, gap, self._probe_once)
+        own = config.algorithm.val_rollout_batch_size_per_gpu if side.name == "eval" else None
+        rows = own or rows_of_call(model.policy, config.rollout, slots)
+        eager = config.rollout.eager(rows)
+        if isinstance(model.policy, Decodes):
+            return Decoder(model.policy, slab, side.spec, model.device, rows, self._probe_once, eager)
+        return OnePass(
+            model.policy, slab, side.spec, model.device, rows,
+            fixed_shape=config.runner.deterministic or not eager, enforce_eager=eager, before_act=self._probe_once,
+        )  # fmt: skip
+
+    def gather(self, stop: Interruptible, work: Callable[[], T]) -> list[T]:
+        """Runs ``work`` in every process; returns what it gave in each, by rank.
+
+        Raises:
+            Stopped: in all processes; a signal has ended ``work`` in one.
+        """
+        return gather_shares(self.processes, stop, work, self._release, self.reporter.waiting)
+
+    def _release(self) -> None:
+        """Lets the processes go on that wait for the first observations of this one. It may have had none: it was
+        stopped, or had nothing left to run."""
+        if self.processes.is_main:
+            self.processes.post(FIRST_OBSERVATIONS, None)
+
+    def _probe_once(self, obs: Mapping[str, torch.Tensor]) -> None:
+        if not self._probed:
+            self._probed = True
+            seen = first_observations(obs, self.model.device, self.processes)
+            if seen:
+                for policy in {id(one): one for one in (self.model.policy, self._learns)}.values():
+                    self._say_once(policy.probe(seen))
+
+    def _say_once(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            if text not in self._said:
+                self._said.add(text)
+                self.reporter.console.say(text)
+
+
+@contextmanager
+def open_fork_server(
+    config: schema.Config, sides: Sides, processes: Group, folder: Path, console: Console
+) -> Iterator[ForkServer | None]:
+    """Starts the process that forks env workers, if ``env.start_method`` wants it. It imports the simulator while the
+    policy is built, so start it before that."""
+    if config.env.start_method == "spawn" or config.runner.dry_run:
+        yield None
+        return
+    if config.runner.deterministic:
+        reproducible_arithmetic()
+    envs = {side.config.target: side.kwargs for side in (sides.eval, sides.train)}
+    logs, gpus = folder_of_rank(folder / "logs", processes), render_gpus_of(config, processes)
+    server = ForkServer([*envs.items()], logs, config.env.init_timeout_s, gpus, config.env.python, console.say)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def first_observations(
+    obs: Mapping[str, torch.Tensor], device: torch.device, processes: Group
+) -> Mapping[str, torch.Tensor] | None:
+    """Returns the first observations of rank 0, so that all processes conclude the same from them; None if rank 0
+    stopped before it had any.
+
+    It is no collective: a process that a signal stops never comes here.
+    """
+    if processes.size == 1:
+        return obs
+    if processes.is_main:
+        processes.post(FIRST_OBSERVATIONS, {name: tensor.cpu().numpy() for name, tensor in obs.items()})
+        return obs
+    seen = processes.read(FIRST_OBSERVATIONS)
+    return seen and {name: torch.from_numpy(array).to(device) for name, array in seen.items()}
+
+
+def _schedule(config: schema.Config, slots: int) -> Schedule:
+    rollout = config.rollout
+    return Schedule(
+        lockstep=rollout.schedule == "lockstep",
+        min_batch=rollout.min_batch or max(1, slots // 8),
+        stages=rollout.pipeline_stage_num,
+        max_wait_s=float("inf") if rollout.max_wait_ms is None else rollout.max_wait_ms / 1000,
+    )
+
+
+def rows_of_call(policy: Policy, rollout: schema.RolloutConfig, slots: int) -> int:
+    """Returns how many rows a call of the policy has at most; of one that decodes, its lanes."""
+    if isinstance(policy, Decodes):
+        return rollout.policy_batch or min(slots, MAX_LANES)
+    return policy_batch(rollout, slots)
+
+
+def policy_batch(rollout: schema.RolloutConfig, slots: int) -> int:
+    """Returns the rows of one policy call, for the slots of a process."""
+    return rollout.policy_batch or min(slots, MAX_POLICY_BATCH)
+
+
+def _renderers(facts: Iterable[WorkerFacts]) -> Iterator[str]:
+    """Yields what the workers found: renderer with its reason, versions, warnings."""
+    for fact in facts:
+        yield f"renderer: {fact.renderer} ({fact.reason})"
+        yield from (f"{name}: {text}" for name, text in fact.extra.items())
+
+
+def _eager_note(config: schema.Config, device: torch.device) -> list[str]:
+    if config.rollout.enforce_eager or device.type == "cuda":
+        return []
+    return [f"rollout.enforce_eager=false changes nothing on {device}: CUDA graphs need a GPU"]

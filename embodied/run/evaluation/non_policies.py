@@ -1,0 +1,73 @@
+"""What stands where a policy is expected without being one: random actions, answers of a file."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from embodied.runtime.policy.policy_port import Draw, Request
+from embodied.runtime.slab import Slab
+from embodied.types import ActionSpec, ArraySpec, Elements, EnvSpec, Noise, PolicySpec
+
+
+class StandIn:
+    """The parts of a policy that one without weights has.
+
+    Args:
+        action: what the env takes; each decision is one of them.
+    """
+
+    def __init__(self, action: ActionSpec) -> None:
+        self._action = action
+
+    @property
+    def spec(self) -> PolicySpec:
+        decision: dict[str, ArraySpec] = {"actions": self._action.field(1)}
+        return PolicySpec(1, decision, Elements((1,)), Noise((1,)), entropy=False, distribution=False)
+
+    def bind(self, env: EnvSpec) -> None:
+        """Does nothing: it was made for the env."""
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """There are none."""
+        return iter(())
+
+
+class AtOnce(ABC):
+    """A policy port that answers all that waits at each poll
+    (:class:`embodied.runtime.policy.policy_port.PolicyPort`)."""
+
+    def __init__(self, slab: Slab) -> None:
+        self._slab = slab
+        self._queue: list[Request] = []
+
+    @abstractmethod
+    def answer(self, request: Request) -> None:
+        """Writes the decision into the row of a request."""
+
+    def begin(self, draw: Draw) -> None:
+        self._queue = []
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        self._queue.extend(requests)
+
+    def poll(self) -> list[Request]:
+        answered, self._queue = self._queue, []
+        for request in answered:
+            self.answer(request)
+        return answered
+
+    def cancel(self, slot: int) -> None:
+        self._queue = [request for request in self._queue if request.slot != slot]
+
+    @property
+    def pending(self) -> int:
+        return len(self._queue)
+
+    def value(self, requests: Sequence[Request]) -> None:  # noqa: B027  (there is nothing to do)
+        """Writes nothing: an evaluation asks for no values."""
+
+    def end(self, whole: bool = True) -> None:
+        self._queue = []

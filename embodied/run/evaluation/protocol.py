@@ -1,0 +1,126 @@
+"""The protocol of an evaluation: what its success depends on beside the weights, and a hash of it.
+
+    keys of the configuration ┐
+    facts of the env workers  ┴▶ keys ─▶ canonical JSON ─▶ SHA-256, its first 12 digits
+
+Two evaluations of equal hash were made under equal conditions, as far as these are the evaluation's: how a model
+computes (its number format, how many actions a decision has) is its own. Name and hash stand in every file of results,
+in the trackers' table and on model cards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from embodied.evaluation.provenance import left_out_by
+from embodied.evaluation.results import MEANS
+from embodied.protocols import PreparesPictures
+from embodied.run.build.given import EnvSide
+from embodied.run.evaluation.conditions import Conditions, env_of
+from embodied.schema.compose.compose import Composed
+from embodied.schema.keys.paths import at
+from embodied.schema.rules.protocols import asked
+from embodied.types import WorkerFacts
+
+PICTURES = ("image_size", "num_images_in_input", "image_preset", "center_crop")
+"""Keys of ``actor.model`` that say how a picture is prepared, of models that do not say it themselves."""
+MODEL = "actor.model."
+
+NOT_HELD_TO = ("weights", "env_max_steps", "reward_mode", "reward_coef", "use_rel_reward")
+"""Conditions on which success does not depend, or which are compared by themselves."""
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """The protocol of one evaluation."""
+
+    name: str | None  # protocol=NAME; None: the keys as they were
+    hash: str
+    changed: Mapping[str, Any]  # keys that NAME sets and that had another value, with that value
+    keys: Mapping[str, Any]
+    held_out_in_training: bool | None = None  # whether training left the starts out; None: nobody knows, or asked
+
+    @property
+    def named(self) -> dict[str, str | None]:
+        """What identifies it in the files of results."""
+        return {"name": self.name, "hash": self.hash}
+
+    @property
+    def head(self) -> str:
+        """A line for the head of the evaluation's table."""
+        but = ", but " + ", ".join(f"{key}={value}" for key, value in self.changed.items()) if self.changed else ""
+        return f"protocol {self.name or 'of no name'} ({self.hash}){but}"
+
+
+def protocol(
+    composed: Composed, side: EnvSide, under: Conditions, facts: Sequence[WorkerFacts], policy: object
+) -> Protocol:
+    """Returns the protocol of an evaluation of ``side`` under ``under``.
+
+    Args:
+        facts: what its env workers have found.
+        policy: what answered.
+    """
+    config, resolved = composed.config, composed.resolved
+    changed = {key: found for key, value in asked(resolved).items() if (found := at(resolved, key)) != value}
+    prepared = pictures(policy, config.actor.model.model_extra or {}) if side.spec.cameras else {}
+    if prepared and isinstance(policy, PreparesPictures):
+        changed |= {key: prepared.get(key.removeprefix(MODEL), "not known") for key in others(resolved, prepared)}
+    env = {key: value for key, value in env_of(side).items() if key not in MEANS}
+    keys = {
+        **{key: value for key, value in asdict(under).items() if key not in NOT_HELD_TO},
+        "env": env, "tasks": list(side.spec.tasks),
+        "pictures": prepared,
+        "simulator": described(facts),
+    }  # fmt: skip
+    left_out = left_out_by(resolved, under.held_out_states, trains=not config.runner.only_eval)
+    return Protocol(config.protocol.name, short_hash(keys), changed, keys, left_out)
+
+
+def pictures(policy: object, model: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns how pictures are prepared: as the policy says, else as the keys of ``actor.model`` do."""
+    if isinstance(policy, PreparesPictures):
+        return dict(policy.pictures())
+    return {key: model[key] for key in PICTURES if key in model}
+
+
+def others(config: Mapping[str, Any], prepared: Mapping[str, Any]) -> list[str]:
+    """Returns the keys on pictures that the protocol sets for some kind of model, and that ``prepared`` has otherwise:
+    nothing can be set of an exported program."""
+    wanted: dict[str, list[Any]] = {}
+    for keys in config["protocol"]["of_model"].values():
+        for key, value in keys.items():
+            if key.removeprefix(MODEL) in PICTURES:
+                wanted.setdefault(key, []).append(value)
+    return [key for key, values in wanted.items() if prepared.get(key.removeprefix(MODEL)) not in values]
+
+
+def short_hash(value: Any) -> str:
+    """Returns the first 12 hexadecimal digits of the SHA-256 of a value as JSON, with sorted keys."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def described(facts: Sequence[WorkerFacts]) -> dict[str, str]:
+    """Returns what simulated and drew. Where workers differ, it holds what each of them has found."""
+    found: dict[str, dict[str, None]] = {}
+    for fact in facts:
+        for name, value in {"renderer": fact.renderer, "driver": fact.driver, **fact.versions}.items():
+            found.setdefault(name, {})[value] = None
+    return {name: " / ".join(sorted(values)) for name, values in found.items() if any(values)}
+
+
+def warning(found: Protocol) -> str | None:
+    """Returns a sentence if initial states are evaluated as held out and training may have started from them."""
+    if not found.keys["held_out_states"] or found.held_out_in_training:
+        return None
+    if found.held_out_in_training is None:
+        return "whether training left out the initial states that are held out here is not known"
+    return (
+        "these weights were trained on the initial states that are held out here: their run, or one that it began "
+        f"from, or its demonstrations did not have protocol.held_out_states={found.keys['held_out_states']}"
+    )

@@ -1,0 +1,279 @@
+"""What a run says while it works: console, trackers, times and estimates."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from time import monotonic, perf_counter, process_time
+from typing import Any, Protocol
+
+import torch
+
+from embodied.learn.step.threads import training_threads
+from embodied.learn.watch import Passed, Watch
+from embodied.observe.metrics import Metric
+from embodied.observe.terminal.console import Console
+from embodied.observe.terminal.progress import Phase
+from embodied.observe.terminal.screen import Look
+from embodied.observe.timing import Sections
+from embodied.observe.trackers.services import About
+from embodied.observe.trackers.trackers import Trackers, make_trackers
+from embodied.parallel.group import Group
+from embodied.protocols import Cell
+from embodied.run.folder.profiling import marks, profiled
+from embodied.runtime.signals import StopSignal
+from embodied.schema import RunnerConfig
+from embodied.types import EpisodeResult
+
+STARVED = 3.0  # wall time over CPU time of an update from which on the reporter says that others take the cores
+TRACKERS_S = 60.0  # that services may take at the end of a run
+INTERRUPTED_S = 20.0  # the same after Ctrl-C: who pressed it is told, and may press it again
+STOPPED_S = 5.0  # the same after SIGTERM, if so much time is granted: what sent it will soon end the run
+SHORT_S = 5.0  # shorter updates are never called starved
+
+
+class Reporter:
+    """Console, trackers and times of a run.
+
+    Args:
+        console: shows what this process does; silent in all processes but rank 0.
+        processes: those of the run.
+        runner: has the number of iterations, the folder, and which trackers there are.
+        reports: writes the report of the run; None = it has none.
+    """
+
+    def __init__(
+        self, console: Console, processes: Group, runner: RunnerConfig, reports: WritesReports | None = None
+    ) -> None:
+        self.console, self.processes = console, processes
+        self.sections = Sections(marks(runner.profiler, console.say))
+        self._runner = runner
+        self._trackers: Trackers | None = None
+        self._pace = Pace(0, runner.max_epochs)
+        self._reports = reports or NoReports()
+
+    @contextmanager
+    def running(
+        self, iteration: int, look: Look, earlier: Sequence[dict[str, float]]
+    ) -> Iterator[Callable[[], None]]:  # fmt: skip
+        """Starts times and estimates of a run that has done ``iteration`` iterations, and shows its panel and profiles
+        it while it goes on. Gives what is to be called at the end of each iteration.
+
+        Args:
+            look: finds the newest files of the run.
+            earlier: the metrics of iterations from before, for the panel.
+        """
+        self.begin(iteration)
+        folder, rank = Path(self._runner.logger.log_path), self.processes.rank
+        profile = profiled(self._runner.profiler, folder, rank, self.console.say)
+        with self.console.panel(str(self._runner.experiment_name), look, earlier), profile as ended:
+            yield ended
+
+    def begin(self, iteration: int) -> None:
+        """Starts times and estimates anew, after ``iteration`` iterations."""
+        self.sections.reset()
+        self._pace = Pace(iteration, self._runner.max_epochs)
+
+    def title(self, iteration: int) -> str:
+        """Names the iteration after ``iteration`` iterations: ``iteration 3/100``."""
+        return f"iteration {iteration + 1}/{self._runner.max_epochs}"
+
+    def watch(self, title: str, go_on: Callable[[float | None], bool]) -> Watch:
+        """Shows the passes of an update on the console, and ends the update where ``go_on`` returns False.
+
+        Args:
+            title: what the name of each phase begins with, e.g. ``iteration 3/100``.
+            go_on: is given the seconds that the phase still needs (None: nobody knows).
+        """
+
+        @contextmanager
+        def watch(name: str, total: int) -> Iterator[Passed]:
+            with self.console.progress(f"{title} {name}{self.processes.share_note}", total, brief=True) as bar:
+
+                def passed(records: int) -> bool:
+                    bar.advance(records)
+                    return go_on(bar.left_s)
+
+                yield passed
+
+        return watch
+
+    def episodes(self, name: str, total: int) -> AbstractContextManager[Phase]:
+        """Shows a phase of ``total`` episodes, this process's share."""
+        return self.console.progress(name + self.processes.share_note, total)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Counts and shows the time in which this process waits for the others."""
+        with self.sections("rollout/ranks"), self.console.progress("waiting for the other ranks", brief=True):
+            yield
+
+    @contextmanager
+    def updating(self, device: torch.device, num_threads: int | None) -> Iterator[None]:
+        """Times an update, which computes with ``num_threads`` threads (None: as many as before), and says when other
+        programs take its cores."""
+        with self.sections("time/train"):
+            wall, cpu = perf_counter(), process_time()
+            with training_threads(num_threads):
+                yield
+            alone = device.type == "cpu" and self.processes.size == 1  # else it waits for a device or for ranks
+            if alone and (text := starved(perf_counter() - wall, process_time() - cpu)):
+                self.console.say(text)
+
+    def open_trackers(
+        self, last_step: int | None, ids: Mapping[str, str], config: Mapping[str, Any], backends: Sequence[str] = (),
+        rows: Sequence[Metric] = (),
+    ) -> None:  # fmt: skip
+        """Opens the trackers, on rank 0. They drop what they hold of steps after ``last_step``.
+
+        Args:
+            last_step: None = nothing is resumed.
+            ids: under which they know the run.
+            config: the resolved configuration; services get it without its secrets.
+            backends: these; none = those of ``runner.logger``.
+            rows: of metrics that terms of the user's measure.
+        """
+        logger = self._runner.logger
+        if self.processes.is_main:
+            about = About(self._runner.experiment_name or "run", logger.project_name, logger.group_name, config)
+            names = backends or logger.logger_backends
+            if self._runner.run_id:
+                ids = {**dict.fromkeys(names, self._runner.run_id), **ids}
+            self._trackers = make_trackers(
+                names, Path(logger.log_path), last_step, ids, about, self.console.say, rows
+            )  # fmt: skip
+
+    @property
+    def run_ids(self) -> dict[str, str]:
+        """The ids under which the trackers know the run; rank 0 has them."""
+        return dict(self._trackers.run_ids) if self._trackers else {}
+
+    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+        """Logs the metrics of an iteration to the trackers and the console, on rank 0."""
+        if self._trackers is not None:
+            self._trackers.log(iteration, metrics)
+            place = {"iteration": iteration, "iterations": self._runner.max_epochs}
+            self.console.iteration({**metrics, **place, "left_s": self._pace.left_s(iteration)})
+            if any(name.startswith("eval/") for name in metrics):
+                self._reports.refresh()
+
+    def track(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Logs metrics to the trackers alone."""
+        if self._trackers is not None:
+            self._trackers.log(step, metrics)
+
+    def table(self, step: int, name: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+        """Hands a table to the trackers that take tables."""
+        if self._trackers is not None:
+            self._trackers.table(step, name, columns, rows)
+
+    def video(self, step: int, name: str, file: Path) -> None:
+        """Hands a video to the trackers that take videos."""
+        if self._trackers is not None:
+            self._trackers.video(step, name, file)
+
+    def finish(self, stop: StopSignal) -> None:
+        """Writes the report and lets services finish, after a stop signal only as long as may be.
+
+        Raises:
+            KeyboardInterrupt: a second Ctrl-C.
+        """
+        self._reports.finish(stop)
+
+        def patience(waited_s: float) -> bool:
+            if stop.number == signal.SIGINT:
+                return waited_s < INTERRUPTED_S
+            return waited_s < (STOPPED_S if stop.wanted else TRACKERS_S) and stop.grants(0.0)
+
+        if self._trackers is not None:
+            if stop.number == signal.SIGINT and (names := " and ".join(self._trackers.services)):
+                self.console.say(
+                    f"waiting until {names} has taken what was logged, at most {INTERRUPTED_S:g} s; Ctrl-C again ends "
+                    "this at once"
+                )
+            with self.console.progress("finishing the trackers", brief=True):
+                self._trackers.finish(patience)
+
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        """As :meth:`close`; after a second Ctrl-C no service is waited for."""
+        if self._trackers is not None and kind is KeyboardInterrupt:
+            self._trackers.kill()
+        self.close()
+
+    def close(self) -> None:
+        """Closes the trackers, and ends a report that is still being written."""
+        self._reports.close()
+        if self._trackers is not None:
+            self._trackers.close()
+
+
+class WritesReports(Protocol):
+    """What writes the report of a run, beside it."""
+
+    def refresh(self) -> None:
+        """Begins a new one."""
+
+    def finish(self, stop: StopSignal) -> None:
+        """Writes the last one, and waits for it."""
+
+    def close(self) -> None:
+        """Ends what is still being written."""
+
+
+class NoReports:
+    """Writes none."""
+
+    def refresh(self) -> None:
+        pass
+
+    def finish(self, stop: StopSignal) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def counting_successes(bar: Phase) -> Callable[[EpisodeResult], None]:
+    """Advances ``bar`` by each episode that ends, and shows how many of them succeeded."""
+    done: list[bool] = []
+
+    def advance(result: EpisodeResult) -> None:
+        done.append(result.success)
+        bar.advance(1, success=f"{sum(done)}/{len(done)}")
+
+    return advance
+
+
+def starved(wall_s: float, cpu_s: float) -> str:
+    """Returns a line about an update on a CPU that took ``wall_s`` seconds and too little CPU time, ``cpu_s``; empty
+    if it got enough."""
+    if wall_s < SHORT_S or wall_s <= STARVED * cpu_s:
+        return ""
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    return (
+        f"  the update took {wall_s:.0f} s, and this process got {cpu_s:.0f} s of CPU time in them: other processes "
+        f"take the cores (load {load:.1f} on {cores}), or it waits for a disk"
+    )
+
+
+class Pace:
+    """Estimates how long the rest of a run takes.
+
+    Args:
+        iteration: iterations that were done before this process went on.
+        last: iterations of the whole run.
+    """
+
+    def __init__(self, iteration: int, last: int) -> None:
+        self._first, self._last, self._began = iteration, last, monotonic()
+
+    def left_s(self, iteration: int) -> float:
+        """Returns the seconds until the last iteration is done, when ``iteration`` have been; 0 if nobody knows."""
+        made = iteration - self._first
+        return (monotonic() - self._began) / made * (self._last - iteration) if made else 0.0

@@ -1,0 +1,149 @@
+"""The checkpoints of a run: resumes from them, saves when it is due, and leaves one where the run ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import monotonic
+
+from embodied.errors import RunFolderError
+from embodied.learn.checkpoint import loading
+from embodied.learn.checkpoint.checkpoint import Checkpoints, place
+from embodied.learn.checkpoint.snapshot import PARTS
+from embodied.learn.checkpoint.state import Learner
+from embodied.learn.origin import Origin
+from embodied.parallel import collectives
+from embodied.parallel.sharding import Parallel
+from embodied.run.folder.beside.exports import Exporter
+from embodied.run.folder.folder import RunFolder
+from embodied.run.folder.reporter import Reporter
+from embodied.run.folder.rescheduled import rescheduled
+from embodied.schema import Config, RunnerConfig
+
+
+class Saves:
+    """Saves and resumes a learner. All processes make the same calls.
+
+    A place in a run is ``(iterations, optimizer steps of the next one)`` that are done.
+    """
+
+    def __init__(
+        self, folder: RunFolder, config: Config, learner: Learner, sharding: Parallel, reporter: Reporter,
+        origin: Origin,
+    ) -> None:  # fmt: skip
+        runner = config.runner
+        kept, self._config, self._earlier = runner.checkpoint, config, folder.earlier
+        path = folder.path / "checkpoints"
+        self.exporter = Exporter(folder.path, kept, learner.policy, reporter.console)
+        self.checkpoints = Checkpoints(
+            path, kept.max_keep, kept.async_save, origin.as_json(), kept.save_contents, self.exporter.completed
+        )
+        self._folder, self._runner, self._learner, self._sharding = folder.path, runner, learner, sharding
+        self._reporter = reporter
+        self._saved: tuple[int, int] | None = (0, 0)
+        self._saved_at = monotonic()
+
+    def resume(self) -> tuple[int, dict[str, str]]:
+        """Loads the newest whole checkpoint of this run if there is one.
+
+        Returns:
+            iterations that are done, and the ids under which the trackers know the run.
+        """
+        iteration, ids = 0, {}
+        self.checkpoints.clean()
+        found = collectives.of_first(self._to_resume)
+        if found is not None:
+            with self._reporter.console.progress(f"loading {found}", brief=True):
+                meta = loading.resume(found, self._learner, self._runner.checkpoint.load_contents)
+            iteration, ids = meta.iteration, meta.trackers
+            self._sharding.check()
+            self._reporter.console.say(f"going on after iteration {iteration}, from {found}")
+            if missing := [part for part in PARTS if part not in self._runner.checkpoint.load_contents]:
+                self._reporter.console.say(f"begun anew (runner.checkpoint.load_contents): {', '.join(missing)}")
+            if text := rescheduled(self._earlier, self._config, iteration):
+                self._reporter.console.say(text)
+            self._saved = (iteration, meta.steps)
+            if collectives.here() == 0:
+                self.exporter.missing(found)
+        self._saved_at = monotonic()
+        return iteration, ids
+
+    def _to_resume(self) -> Path | None:
+        resume_dir = self._runner.resume_dir
+        if resume_dir == "auto":
+            newest = self.checkpoints.newest_loadable(self._reporter.console.say)
+            return newest[0] if newest else None
+        if resume_dir is not None:
+            return Path(resume_dir)
+        if existing := self.checkpoints.all():
+            raise RunFolderError(
+                f"runner.resume_dir is null and {self._folder} has checkpoints (newest {existing[-1].name})",
+                "set runner.resume_dir=auto to go on, or runner.experiment_name to a new name",
+            )
+        return None
+
+    def outdated(self) -> None:
+        """Call it when the learner changes in place: the newest checkpoint no longer says where the run is."""
+        self._saved = None
+
+    def keep(self, iteration: int) -> None:
+        """Copies the learner after ``iteration`` iterations, for :meth:`finish`, unless a checkpoint has it."""
+        if self._saved != (iteration, 0):
+            with self._reporter.console.progress("copying what a stop would save", brief=True):
+                self.checkpoints.keep(self._learner, iteration, self._reporter.run_ids)
+
+    def save_if_due(self, iteration: int) -> None:
+        """Saves after ``iteration`` iterations if ``runner.save_interval`` or the clock says so."""
+        if save_due(self._runner, iteration, self._saved_at):
+            with self._reporter.sections("time/save"):
+                self.save(iteration)
+            self._saved_at = monotonic()
+
+    def save(self, iteration: int, steps: int = 0) -> None:
+        """Saves the learner at a place: rank 0 what all processes hold, each process its part of what is sharded."""
+        with self._reporter.console.progress("saving", brief=True):
+            self._sharding.check()
+            self.checkpoints.save(self._learner, iteration, self._reporter.run_ids, steps)
+        self._saved = (iteration, steps)
+
+    def finish(self, iteration: int, steps: int = 0, whole: bool = True) -> int:
+        """Leaves a checkpoint of the last place on the disk, unless it is there; returns iterations that are saved.
+
+        Args:
+            whole: whether the learner is at a place. If it is amid an update, what :meth:`keep` copied is written.
+        """
+        there = self._saved == (iteration, steps)
+        if whole and not there:
+            self.save(iteration, steps)
+        with self._reporter.console.progress("saving", brief=True):
+            kept = None if whole or there else self.checkpoints.save_kept()
+            self.checkpoints.wait()
+        if whole or there or kept is not None:
+            return iteration
+        older = self.checkpoints.all()
+        self._reporter.console.say(
+            f"the update of iteration {iteration + 1} was cut short, and "
+            + (f"the newest checkpoint is {older[-1]}" if older else "no iteration was saved before it")
+            + ": with runner.checkpoint.async_save=true a copy of each iteration is kept for this"
+        )
+        return place(older[-1])[0] if older else 0
+
+    def close(self) -> None:
+        """Ends an export that goes on, and waits until nothing is being written; an error of the writing is only said,
+        as another ends the run."""
+        self.exporter.close()
+        self.checkpoints.close(self._reporter.console.say)
+
+
+def save_due(runner: RunnerConfig, iteration: int, saved_at: float) -> bool:
+    """Whether to save now: by iterations, or by the clock of rank 0, as each process would read another time."""
+    if due(iteration, runner.save_interval, runner.max_epochs, always_last=True):
+        return True
+    interval = runner.save_interval_s
+    return interval is not None and collectives.of_first(lambda: monotonic() - saved_at >= interval)
+
+
+def due(iteration: int, interval: int, last: int, always_last: bool = False) -> bool:
+    """Whether something that happens every ``interval`` iterations (−1 = never) and at the last one happens now."""
+    if interval <= 0:
+        return always_last and iteration == last
+    return iteration % interval == 0 or iteration == last

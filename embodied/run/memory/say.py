@@ -1,0 +1,164 @@
+"""What ``runner.dry_run`` says of memory, and the refusal of what cannot fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from embodied import schema
+from embodied.errors import DeviceMemoryError
+from embodied.learn.step.live_bytes import resident
+from embodied.observe.terminal.console import Console
+from embodied.parallel.group import Group
+from embodied.protocols import Policy
+from embodied.run.build.demonstrations import Demonstrated
+from embodied.run.build.given import Sides
+from embodied.run.build.policy import device_of
+from embodied.run.memory.counting import Counted, count
+from embodied.run.memory.footprint import Footprint, Pass, Weights, footprint, in_files, readable
+from embodied.run.memory.remedies import Phase, remedies
+from embodied.run.memory.weights import kinds_of
+from embodied.runtime.slab import available_memory
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The memory that a run will take, and what there is."""
+
+    config: schema.Config
+    processes: Group
+    counted: Counted
+    taken: Footprint
+    device: int | None  # bytes of the GPU that are free, or that the run is planned for; None = no GPU
+    machine: int  # bytes of the machine that this process may have, with those that it has
+
+    @property
+    def policy(self) -> Policy | None:
+        """The policy that was counted: good for questions about its sizes, and for nothing else. None of several
+        processes, if they can build it: that they hold the same weights is then checked, too."""
+        return None if self.counted.with_memory and self.processes.size > 1 else self.counted.policy
+
+    def say(self, console: Console) -> None:
+        """Shows the memory, and refuses what cannot fit. Raises :class:`DeviceMemoryError`."""
+        console.table("memory", self.rows())
+        self.check()
+
+    def rows(self) -> list[list[str]]:
+        """Returns rows of the table of a run."""
+        taken, on_gpu = self.taken, self.device is not None
+        processes = self.processes
+        each = "" if processes.size == 1 else f" (each of {processes.size})"
+        where = f"memory of the GPU{each}" if on_gpu else f"memory of the process{each}"
+        device = dict(taken.device) if on_gpu else {**taken.device, **taken.host}
+        have = "" if self.device is None else f" of {readable(self.device)}"
+        rows = [[where, f"{readable(sum(device.values()))}{have} at its fullest ({taken.moment}): {_parts(device)}"]]
+        whole = ", of the whole policy" if each else ""
+        rows.append(["weights, tensor by tensor", _kinds(self.counted.policy) + whole])
+        rows += self._activations()
+        if on_gpu:
+            rows.append([f"memory of the process{each}", f"{readable(taken.on_host)}: {_parts(taken.host)}"])
+        rows.append([f"memory of env workers{each}", f"{readable(taken.workers)}, {taken.count} of them at the least"])
+        model = self.config.actor.model.model_extra or {}
+        if "model_path" in model and model["model_path"] is None:
+            rows.append(["weights counted", "random ones of the configured sizes: actor.model.model_path is not set"])
+        if cached := in_files(schema.target_kwargs(self.config.actor.model, "actor.model")):
+            rows.append(["page cache", f"{readable(cached)} of weights are mapped from their files"])
+        if taken.unknown:
+            why = f" ({self.counted.why_not})" if self.counted.why_not else ""
+            rows.append(["memory not counted", ", ".join(taken.unknown) + why])
+        if (given := self.config.runner.ckpt_path) is not None and not self.counted.with_memory:
+            rows.append(["not looked at", f"what is in {given}: so large a policy is counted without its weights"])
+        return rows
+
+    def _activations(self) -> list[list[str]]:
+        passes = self.counted.passes
+        if passes.update is None:
+            return []
+        told = {None: ("", ""), True: (" recomputed", "not"), False: (" not recomputed", "")}[passes.checkpointed]
+        text = f"of a micro-batch{told[0]}: {_described(passes.update)}"
+        if passes.otherwise is not None:
+            text += f"; {told[1]} recomputed".replace(";  ", "; ") + f": {_described(passes.otherwise)}"
+        return [["activations", text]]
+
+    def check(self) -> None:
+        """Refuses what cannot fit.
+
+        Raises:
+            DeviceMemoryError: it names the keys to lower.
+        """
+        planned = self.config.runner.device_memory_gib is not None
+        phase: Phase = "rollout" if self.counted.passes.update is None else "update"
+        _hold(self.config, self.processes, self.taken, self.device, None if planned else self.machine, phase)
+
+
+def check_large(config: schema.Config, sides: Sides, processes: Group, weights: Weights) -> None:
+    """Refuses a run whose large checkpoint cannot fit, with what it brings along: what the doctor fails without
+    building the policy.
+
+    Raises:
+        DeviceMemoryError: it names the keys to lower.
+    """
+    device = device_of(config.runner, processes)
+    gpu = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+    taken = footprint(config, sides, processes, weights, None, on_gpu=gpu is not None)
+    phase: Phase = "rollout" if config.runner.only_eval else "update"
+    _hold(config, processes, taken, gpu, available_memory(), phase, "at least ")
+
+
+def _hold(
+    config: schema.Config, processes: Group, taken: Footprint, gpu: int | None, machine: int | None, phase: Phase,
+    least: str = "",
+) -> None:  # fmt: skip
+    """Refuses what exceeds the GPU or the machine.
+
+    Args:
+        gpu: its bytes; None = the policy is on the CPU.
+        machine: bytes; None = not asked.
+        least: ``at least`` if not all is counted.
+    """
+    here = taken.on_host + taken.workers + (0 if gpu is not None else taken.on_device)
+    here *= processes.local_size
+    for where, need, have in (("the GPU", taken.on_device, gpu), ("the machine", here, machine)):
+        if have is not None and need > have:
+            raise DeviceMemoryError(
+                f"the run needs {least}{readable(need)}, and {where} has {readable(have)}",
+                "; or ".join(remedies(config, processes, phase)),
+            )
+
+
+def plan_dry_run(
+    config: schema.Config, sides: Sides, processes: Group, demonstrations: Demonstrated, console: Console
+) -> Plan | None:  # fmt: skip
+    """Counts the memory of a run that is only to be looked at; None for any other. Each of several processes does, so
+    that all of them know whether it can be built."""
+    if not config.runner.dry_run:
+        return None
+    with console.progress("counting the policy", brief=True):
+        return plan(config, sides, processes, demonstrations)
+
+
+def plan(config: schema.Config, sides: Sides, processes: Group, demonstrations: Demonstrated) -> Plan:
+    """Counts the memory of a run. ``runner.device_memory_gib`` stands for the GPU of another machine."""
+    planned, gpu, device = config.runner.device_memory_gib, None, device_of(config.runner, processes)
+    total = 0
+    if planned is not None:
+        gpu = total = int(planned * 2**30)
+    elif device.type == "cuda":
+        gpu, total = torch.cuda.mem_get_info(device)
+    counted = count(config, sides, processes, demonstrations)
+    taken = counted.footprint(config, sides, processes, gpu is not None, total)
+    return Plan(config, processes, counted, taken, gpu, available_memory() + resident())
+
+
+def _parts(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {readable(size)}" for name, size in sizes.items() if size)
+
+
+def _kinds(policy: Policy) -> str:
+    return ", ".join(f"{name} {readable(kind.bytes)} in {kind.tensors}" for name, kind in kinds_of(policy).items())
+
+
+def _described(found: Pass) -> str:
+    return f"{readable(found.saved)} are kept for the backward pass, {readable(found.most)} at most"

@@ -1,0 +1,217 @@
+"""Runs the training episodes of an iteration: its plan, and what dynamic sampling and ReMax add to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from embodied.learn.score.reward_penalties import longest
+from embodied.parallel.barrier import Interruptible
+from embodied.random import Stream
+from embodied.run.build.given import EnvSide
+from embodied.run.build.model_reward import Answers, ModelReward
+from embodied.run.build.policy import Sizes, sampling
+from embodied.run.build.results import add_up, in_order
+from embodied.run.build.simulators import Simulators, Workers
+from embodied.run.build.texts import Details
+from embodied.run.folder.reporter import Reporter
+from embodied.run.memory.remedies import explained
+from embodied.run.training import dynamic_sampling
+from embodied.run.training.dynamic_sampling import Collected
+from embodied.runtime.plan import randomised, train_plan, with_videos
+from embodied.runtime.rollout.rollout import Job, RolloutStats
+from embodied.schema import Config, EnvTrainConfig
+from embodied.types import Episode, EpisodeResult
+
+
+class Collector:
+    """Collects the records of an iteration. Each process runs its share of the episodes; all get all results.
+
+    Args:
+        side: the env of training.
+        model_reward: adds the scores of a reward model; None = there is none.
+    """
+
+    def __init__(
+        self, config: Config, side: EnvSide, simulators: Simulators, sizes: Sizes, reporter: Reporter,
+        model_reward: ModelReward | None = None,
+    ) -> None:  # fmt: skip
+        self._config, self._side, self._simulators = config, side, simulators
+        self._sizes, self._reporter, self._model_reward = sizes, reporter, model_reward
+        self._workers: Workers | None = None
+        printed = config.rollout.print_outputs
+        self._details = Details.of(config, simulators.model.policy) if printed else Details()
+
+    def open(self, stop: Interruptible) -> Workers:
+        """Starts the env workers of the training.
+
+        Raises:
+            Stopped: in all processes; a signal has ended the start in one.
+        """
+
+        def start() -> None:
+            self._workers = self._simulators.open(self._side, self._sizes.rows)
+
+        self._simulators.gather(stop, start)
+        return self.workers
+
+    @property
+    def workers(self) -> Workers:
+        """Those of the training, which :meth:`open` has started."""
+        assert self._workers is not None
+        return self._workers
+
+    def collect(
+        self, iteration: int, weight_version: int, stop: Interruptible, held: Sequence[EpisodeResult] = (),
+        ended: Callable[[], None] = lambda: None,
+    ) -> Collected:  # fmt: skip
+        """Runs the plan of the iteration after ``iteration`` ones, with weights of ``weight_version``.
+
+        Args:
+            held: episodes of before whose rows stay.
+            ended: called after each episode; what it raises ends the rollout.
+
+        Raises:
+            Stopped: in all processes; a signal has ended the share of one.
+            DeviceMemoryError: the policy does not fit.
+        """
+        model, processes = self._simulators.model, self._simulators.processes
+        explains = explained(model.device, self._config, processes, "rollout")
+        with self._reporter.sections("time/rollout"), explains, model.sharding.acting():
+            return self._collect(iteration, self._job(iteration, weight_version), stop, held, ended)
+
+    def _collect(
+        self, iteration: int, job: Job, stop: Interruptible, held: Sequence[EpisodeResult], ended: Callable[[], None]
+    ) -> Collected:  # fmt: skip
+        algorithm, side = self._config.algorithm, self._side
+        processes, penalty = self._simulators.processes, self._config.reward.overlong_penalty
+        most = algorithm.sampling_params.max_new_tokens
+        limit = longest(self._simulators.model.policy.spec, side.max_steps, most)
+        title, found = f"{self._reporter.title(iteration)} rollout", list[RolloutStats]()
+        # Where processes score together, a signal may end the rollout of one, and no pass of all.
+        apart = self._model_reward is not None and self._model_reward.together
+
+        def run(plan: Sequence[Episode], share: Sequence[Episode], job: Job, title: str) -> list[EpisodeResult]:
+            answers = self._answers()
+
+            def own() -> list[EpisodeResult]:
+                results, stats = self._run(share, job, title, ended, answers)
+                found.append(stats)
+                return results if apart else self._judged(results, answers, title, stop)
+
+            shares = self._simulators.gather(stop, own)
+            if apart:
+                results = self._judged(shares[processes.rank], answers, title, stop)
+                with self._reporter.waiting():
+                    shares = processes.gather(results)
+            return in_order(plan, shares)
+
+        def sample(number: int, groups: int, kept: Sequence[EpisodeResult]) -> list[EpisodeResult]:
+            plan = self.plan(iteration, number)[: groups * algorithm.group_size]
+            each = processes.divide(self._sizes.groups)
+            room = [each - dynamic_sampling.num_groups(kept, rank) for rank in range(processes.size)]
+            share = processes.share(plan, lambda episode: episode.group_id, room)
+            self.workers.rollout.records.keep(one for one in (*held, *kept) if one.rank == processes.rank)
+            return run(plan, share, job, f"{title}{_nth(number)}")
+
+        greedy, returned = list[EpisodeResult](), None
+        if algorithm.adv_type == "remax":  # first, because rows of its records need not stay
+            plan = dynamic_sampling.greedy_plan(self.plan(iteration))
+            greedy = run(plan, processes.share(plan), _greedy(job), f"{title}, greedy")
+            returned = dynamic_sampling.baselines(greedy, penalty, limit)
+        most = algorithm.max_sampling_rounds if algorithm.dynamic_sampling else 1
+        judge = dynamic_sampling.make_judge(algorithm, penalty, limit)
+        results, everything, rounds = dynamic_sampling.fill(sample, self._sizes.groups, most, judge)
+        return Collected(results, everything, add_up(found), rounds, greedy, returned)
+
+    def _answers(self) -> Answers | None:
+        """Makes what keeps the answers of a rollout, if they are scored or printed."""
+        if self._model_reward is None and not self._config.rollout.print_outputs:
+            return None
+        return Answers(self._side.spec, self.workers.slab.arrays, self._details)
+
+    def _run(
+        self, plan: Sequence[Episode], job: Job, title: str, ended: Callable[[], None], answers: Answers | None
+    ) -> tuple[list[EpisodeResult], RolloutStats]:  # fmt: skip
+        """Runs episodes in this process."""
+
+        def keep(result: EpisodeResult) -> None:
+            if answers is not None:
+                answers(result)
+            ended()
+
+        return self.workers.run(plan, job, title, self._reporter, keep)
+
+    def _judged(
+        self, results: list[EpisodeResult], answers: Answers | None, title: str, stop: Interruptible
+    ) -> list[EpisodeResult]:  # fmt: skip
+        """With a reward model, adds its scores to the rewards of episodes of this process. Prints those to be shown."""
+        if answers is None:
+            return results
+        if self._model_reward is not None:
+            with self._reporter.console.progress(f"{title}, reward model", brief=True):
+                results = self._model_reward(results, answers, stop)
+        if self._config.rollout.print_outputs:
+            for result in results:
+                number = result.episode.episode_id
+                self._reporter.console.say(shown(result, *answers.found[number], answers.shown[number]))
+        return results
+
+    def plan(self, iteration: int, sampling_round: int = 0) -> list[Episode]:
+        """Makes the plan of an iteration, or that of a refill."""
+        config, side = self._config, self._side
+        plan = train_plan(
+            side.spec, seed=config.data_seed, iteration=iteration, episodes=self._sizes.episodes,
+            group_size=config.algorithm.group_size, shared_start=side.config.use_fixed_reset_state_ids,
+            env_seed=config.start_seed, sampling_round=sampling_round, shuffle=config.data.shuffle,
+            drop_last=config.data.drop_last, held_out=config.protocol.held_out_states,
+        )  # fmt: skip
+        if (perturb := side.config.perturb) is not None:
+            plan = randomised(plan, side.conditions, perturb.unperturbed, config.runner.seed)
+        assert isinstance(side.config, EnvTrainConfig)
+        video = side.config.video_cfg
+        if video.records and not sampling_round and (iteration + 1) % video.video_interval == 0:
+            plan = with_videos(plan, Path(video.video_base_dir) / f"{iteration + 1:06d}", video.max_videos)
+        return plan
+
+    def _job(self, iteration: int, weight_version: int) -> Job:
+        config, side = self._config, self._side
+        bootstraps, always = config.algorithm.adv_type == "gae", config.algorithm.bootstrap_type == "always"
+        return Job(
+            sampling(config.algorithm.sampling_params, config.algorithm.logprob_dtype), config.runner.seed,
+            Stream.TRAIN_NOISE, weight_version, side.max_steps, keep_records=True,
+            num_slots=self._simulators.processes.divide(side.config.total_num_envs),
+            ignore_terminations=side.config.ignore_terminations, auto_reset=side.config.auto_reset,
+            value_truncated=bootstraps, value_terminated=bootstraps and always, retry_safe=side.spec.retry_safe,
+            info_on_video=side.config.video_cfg.info_on_video, frame_interval=side.config.video_cfg.interval,
+            iteration=iteration,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Ends the workers."""
+        if self._workers is not None:
+            self._workers.close()
+
+
+def shown(result: EpisodeResult, prompt: str, answer: str, details: Mapping[str, Any]) -> str:
+    """Returns an episode as ``rollout.print_outputs`` prints it."""
+    number, gain = result.episode.episode_id, result.episode_return
+    lines = [f"episode {number}, return {gain:g}", f"prompt: {prompt!r}"]
+    if "full_prompt" in details:
+        lines.append(f"full prompt: {details['full_prompt']!r}")
+    lines.append(f"answer: {answer!r}")
+    if "tokens" in details:
+        pairs = zip(details["tokens"], details["logprobs"], strict=True)
+        lines.append("tokens: " + " ".join(f"{text!r} {logprob:.2f}" for text, logprob in pairs))
+    return "\n".join(lines)
+
+
+def _greedy(job: Job) -> Job:
+    likeliest = replace(job.sampling, do_sample=False)
+    return replace(job, sampling=likeliest, keep_records=False, value_truncated=False, value_terminated=False)
+
+
+def _nth(sampling_round: int) -> str:
+    return f", round {sampling_round + 1}" if sampling_round else ""

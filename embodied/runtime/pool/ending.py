@@ -1,0 +1,61 @@
+"""Ends workers. That of a robot is not ended before the robot was stopped (:mod:`embodied.runtime.pool.safe_stop`)."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+
+from embodied.errors import SafeStopError, WorkerError
+from embodied.runtime.pool.process import WorkerProcess
+
+
+def kill(worker: WorkerProcess) -> list[SafeStopError]:
+    """Kill a worker. Returns the error of its robot's stop, so that the others are ended before it is raised."""
+    try:
+        worker.kill()
+    except SafeStopError as error:
+        return [error]
+    return []
+
+
+def await_end(worker: WorkerProcess, deadline: float) -> list[SafeStopError]:
+    """Wait for the end of a worker that was told to end, and kill it at the monotonic time ``deadline``. A robot is
+    stopped unless its worker has ended in order. Returns as :func:`kill` does."""
+    try:
+        code = worker.process.wait(max(0.0, deadline - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        failed = kill(worker)
+        worker.process.wait()
+        return failed
+    return kill(worker) if code and worker.guardian is not None else []
+
+
+def press(worker: WorkerProcess) -> None:
+    """Press a worker whose deadline has passed."""
+    try:
+        worker.press()
+    except SafeStopError as failed:
+        raise _because(failed, f"env worker {worker.index} did not answer in time while {worker.overdue}") from failed
+
+
+def stop_robot_of(worker: WorkerProcess, error: Exception) -> None:
+    """Stop the robot of a worker that has ended with ``error``, unless that was done."""
+    try:
+        worker.stop_robot()
+    except SafeStopError as failed:
+        raise _because(failed, str(getattr(error, "message", error))) from error
+
+
+def _because(failed: SafeStopError, why: str) -> SafeStopError:
+    return SafeStopError(f"{failed.message}\nIt was to be stopped because {why}", failed.remedy)
+
+
+def not_replaced(error: Exception) -> Exception:
+    """The error that ends a run whose robot was stopped."""
+    if not isinstance(error, WorkerError):
+        return error
+    remedy = (
+        "the robot was stopped (safe_stop), and its worker is not replaced by itself (EnvSpec.retry_safe is False). "
+        f"See what happened; the same command goes on from what was saved.\n  {error.remedy}"
+    )
+    return type(error)(error.message, remedy, error.detail)

@@ -1,0 +1,335 @@
+"""The rollout scheduler: E episodes of a plan over S slots, with no slot idle.
+
+    plan ──▶ pending ──RESET──▶ slot ──▶ ready ──submit──▶ policy ──STEP──▶ slot ──▶ ready … ──▶ finished
+               ▲                                                                        │
+               └────────────────────── the slot takes the next episode ◀────────────────┘
+
+| waits for                                   | unblocked by                                         |
+|---------------------------------------------|------------------------------------------------------|
+| policy: slots that are due (``Schedule``)   | completions of workers, time                         |
+| a slot: a command                           | the policy's answer, or the next episode of the plan |
+| an episode: a slot and rows                 | an episode that ends                                 |
+| an episode whose worker failed: a slot      | any slot that is free; its own is back later         |
+
+It stands between two ports: envs (:class:`embodied.runtime.ports.EnvPort`) and a policy
+(:class:`embodied.runtime.policy.policy_port.PolicyPort`). What it does not know: tasks, rewards, pixels, tokens. Which
+slot runs an episode and which rows share a batch change no number: sampling noise is a function of (seed, episode,
+record), and policy batches have one fixed shape.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from embodied.errors import ConfigError
+from embodied.observe.timeline import Timeline
+from embodied.observe.timing import Sections
+from embodied.observe.video.video import Video
+from embodied.perturbations import Draws
+from embodied.runtime.channel import Command, Completion, Kind
+from embodied.runtime.policy.policy_port import Draw, PolicyPort
+from embodied.runtime.ports import EnvPort, Event, Lost, not_redone
+from embodied.runtime.records import RecordStore
+from embodied.runtime.rollout.episodes import Episodes
+from embodied.runtime.rollout.episodes import Job as Job
+from embodied.runtime.rollout.episodes import RolloutStats as RolloutStats
+from embodied.runtime.rollout.schedule import Schedule as Schedule
+from embodied.runtime.rollout.traces import Traces
+from embodied.types import Episode, EpisodeResult
+
+SHARE_INTERVAL_S = 1.0
+GIVEN_UP_IN_A_ROW = (
+    3  # episodes that could not be run, with none between that could; then it is not the episodes' fault
+)
+
+
+@dataclass
+class BuiltTasks:
+    """Tasks whose simulators each slot has built, the latest last. Building one costs as much as an episode."""
+
+    num_slots: int
+    built: list[deque[int]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.built = [deque(maxlen=64) for _ in range(self.num_slots)]
+
+    def pick(self, slot: int, pending: Sequence[Episode], running: Iterable[Episode]) -> int:
+        """Index of the pending episode that ``slot`` should take: one of a task that it has built, else of a task that
+        no other slot works on, else the first.
+
+        Args:
+            running: episodes of the other slots.
+        """
+        built = self.built[slot]
+        if built and pending[0].start.task_id == built[-1]:  # as always with one task: nothing to compare
+            return 0
+        busy_tasks = {episode.start.task_id for episode in running}
+
+        def cost(index: int) -> tuple[int, int]:
+            task = pending[index].start.task_id
+            return (0 if task in built else 1 if task not in busy_tasks else 2), index
+
+        best = min(range(len(pending)), key=cost)
+        task = pending[best].start.task_id
+        if task in built:
+            built.remove(task)
+        built.append(task)
+        return best
+
+    def forget(self, slot: int) -> None:
+        """Forget what the slot has built: a new worker serves it."""
+        self.built[slot].clear()
+
+
+class Rollout:
+    """Runs plans of episodes on envs, with a policy. Between two calls it keeps only which tasks a slot has built.
+
+    Args:
+        records: store whose rows the episodes lease. Rows of kept records stay leased until they are given back.
+        chunk: K, actions of a record.
+        traces: which calls of ``collect`` leave a trace; none by default.
+    """
+
+    def __init__(
+        self,
+        envs: EnvPort,
+        policy: PolicyPort,
+        records: RecordStore,
+        chunk: int,
+        schedule: Schedule,
+        sections: Sections,
+        traces: Traces | None = None,
+    ) -> None:
+        self._envs, self._policy, self.records, self._chunk = envs, policy, records, chunk
+        self._schedule, self._sections = schedule, sections
+        self._traces = traces or Traces()
+        self._built = BuiltTasks(envs.num_slots)
+
+    def forget(self) -> None:
+        """Forget what slots have built: new workers serve them."""
+        self._built = BuiltTasks(self._envs.num_slots)
+
+    def collect(
+        self,
+        plan: Sequence[Episode],
+        job: Job,
+        on_episode: Callable[[EpisodeResult], None] = lambda result: None,
+        on_share: Callable[[float], None] = lambda share: None,
+    ) -> tuple[list[EpisodeResult], RolloutStats]:
+        """Run every episode of ``plan``; results in the plan's order.
+
+        Args:
+            on_episode: given each episode that ends.
+            on_share: given once a second the share of the plan's control steps that are done, 0 to 1.
+
+        Raises:
+            ConfigError: the slab has too few rows for one episode in each slot.
+            WorkerError: a worker failed too often in a row.
+        """
+        before, whole = frozenset(self.records.leased), False
+        try:
+            found = self._collect(plan, job, on_episode, on_share)
+            whole = True
+            return found
+        except BaseException:
+            for lease in frozenset(self.records.leased) - before:
+                self.records.give_back(lease)
+            raise
+        finally:
+            self._policy.end(whole)
+
+    def _collect(
+        self, plan: Sequence[Episode], job: Job, on_episode: Callable[[EpisodeResult], None],
+        on_share: Callable[[float], None],
+    ) -> tuple[list[EpisodeResult], RolloutStats]:  # fmt: skip
+        run = self._begin(plan, job)
+        run.start_episodes()
+        say_at = time.monotonic() + SHARE_INTERVAL_S
+        while run.episodes.unfinished:
+            with self._sections("rollout/wait"):
+                events = self._envs.recv(run.wanted(), run.patience())
+            for result in run.take(events):
+                on_episode(result)
+            if (now := time.monotonic()) >= say_at:
+                say_at = now + SHARE_INTERVAL_S
+                on_share(run.episodes.share)
+            due = run.due()  # before episodes start, so that no stage waits for a reset that has only begun
+            run.start_episodes()  # before the policy answers, so that they are reset meanwhile
+            if due or self._policy.pending:
+                with self._sections("rollout/policy"):
+                    run.submit(due)
+                    run.answer()
+        with self._sections("rollout/policy"):
+            run.value_final_observations()
+        stats = run.close()
+        self._traces.end(run.timeline, job)
+        results = {result.episode.episode_id: result for result in run.episodes.results}
+        return [results[episode.episode_id] for episode in plan], stats
+
+    def _begin(self, plan: Sequence[Episode], job: Job) -> Run:
+        episodes, rows = len(plan) if job.keep_records else 1, job.rows_needed(self._chunk)
+        if episodes * rows > self.records.free:
+            raise ConfigError(
+                f"{episodes} episodes of {job.max_steps} control steps need {episodes * rows} rows "
+                f"and the slab has {self.records.free}",
+                "allocate the slab with rows_needed(…), run fewer episodes, or give back the rows of earlier ones",
+            )
+        self._policy.begin(Draw(job.sampling, job.seed, job.stream))
+        slots = min(job.num_slots, self._envs.num_slots)
+        timeline = self._traces.begin(slots, job)
+        booked = Episodes(plan, job, self.records, self._chunk)
+        return Run(self._envs, self._policy, self._schedule, self._built, booked, timeline, slots)
+
+
+class Run:
+    """State of one ``collect``: which slots are idle, which work, which wait for the policy, which it answers."""
+
+    def __init__(
+        self, envs: EnvPort, policy: PolicyPort, schedule: Schedule, built: BuiltTasks, episodes: Episodes,
+        timeline: Timeline, num_slots: int,
+    ) -> None:  # fmt: skip
+        self._envs, self._policy, self._schedule, self._built = envs, policy, schedule, built
+        self.episodes, self.timeline, self._slots = episodes, timeline, num_slots
+        self._idle = deque(slot for slot in envs.up if slot < num_slots)
+        self._working: set[int] = set()
+        self._asked: set[int] = set()  # slots whose request the policy has
+        self._ready: dict[int, float] = {}  # slot → since when its observation waits for the policy, in that order
+        self._restarts = envs.restarts
+        self._given_up = 0  # episodes in a row
+
+    # -- when --------------------------------------------------------------------------------------------------------
+
+    def due(self) -> list[int]:
+        """Slots that the policy answers now."""
+        return self._schedule.due([*self._ready], self._moving, self._waited, self._slots)
+
+    def wanted(self) -> int:
+        """Completions to wait for; at least one unless the policy has something to do."""
+        if self._asked or self.due():
+            return 0
+        return max(1, self._schedule.missing([*self._ready], self._moving, self._slots))
+
+    def patience(self) -> float | None:
+        """Most seconds to wait for completions."""
+        return self._schedule.patience([*self._ready], self._waited)
+
+    @property
+    def _moving(self) -> set[int]:
+        """Slots that work, and will be done even if the policy is given no other slot."""
+        return self._working.intersection(self._envs.moving) | self._asked
+
+    @property
+    def _waited(self) -> float:
+        return time.monotonic() - next(iter(self._ready.values())) if self._ready else 0.0
+
+    # -- episodes ----------------------------------------------------------------------------------------------------
+
+    def start_episodes(self) -> None:
+        """Give idle slots the next episodes of the plan."""
+        if not self.episodes.job.auto_reset and self.episodes.running:
+            return
+        while self._idle and self.episodes.may_start:
+            slot = self._idle.popleft()
+            others = (running.episode for running in self.episodes.running.values())
+            self._send(*self.episodes.start(slot, self._built.pick(slot, self.episodes.pending, others)))
+        self._envs.flush()
+
+    def _send(self, command: Command, video: Video | None = None, draws: Draws | None = None) -> None:
+        self._working.add(command.slot)
+        self.timeline.sent(command.slot)
+        self._envs.send(command, video, draws)
+
+    def take(self, events: Sequence[Event]) -> list[EpisodeResult]:
+        """Book what has happened. Returns the episodes that ended."""
+        ended = []
+        for event in events:
+            if isinstance(event, Completion):
+                ended += self._complete(event)
+            elif isinstance(event, Lost):
+                self._lose(event)
+            elif event.slot < self._slots:
+                self.timeline.back(event.slot)
+                self._idle.append(event.slot)
+        return ended
+
+    def _complete(self, done: Completion) -> list[EpisodeResult]:
+        self._working.discard(done.slot)
+        first = {"reset": done.reset_s} if done.kind == Kind.RESET else {"step": done.step_s + done.video_s}
+        parts = {"round": done.round_s} if done.round_s else {**first, "render": done.render_s}
+        self.timeline.worked(done.slot, done.began, parts, waits=not done.ended)
+        result = self.episodes.book(done)
+        if result is None:
+            self._ready[done.slot] = time.monotonic()
+            return []
+        self._idle.append(done.slot)
+        self._given_up = 0
+        return [result]
+
+    def _lose(self, lost: Lost) -> None:
+        slot = lost.slot
+        if slot >= self._slots:
+            return
+        self.timeline.lost(slot)
+        self._working.discard(slot)
+        self._ready.pop(slot, None)
+        if slot in self._asked:
+            self._asked.remove(slot)
+            self._policy.cancel(slot)
+        if slot in self._idle:
+            self._idle.remove(slot)
+        self._built.forget(slot)
+        episode = self.episodes.requeue(slot)
+        if episode is not None and not self.episodes.job.retry_safe:
+            raise not_redone(f"episode {episode.episode_id}", lost) from lost.error
+        if episode is not None and lost.suspects:
+            self._blame(lost, episode)
+
+    def _blame(self, lost: Lost, episode: Episode) -> None:
+        """Count a failure against the episode that its worker was busy with; it is given up if the job says so."""
+        count, most = self.episodes.in_vain(episode), self.episodes.job.gives_up_after
+        if most is None or lost.suspects > 1 or count < most or self._given_up == GIVEN_UP_IN_A_ROW:
+            self._envs.blame(lost, episode.episode_id, count)
+            return
+        self._given_up += 1
+        self.episodes.give_up(episode, str(getattr(lost.error, "message", lost.error)))
+        self._envs.forgive(lost.slot)
+
+    def close(self) -> RolloutStats:
+        """Return the counts and seconds of the run; all episodes have ended."""
+        stats = self.episodes.stats
+        stats.worker_restarts = self._envs.restarts - self._restarts
+        stats.slot_s, stats.slot_idle_s = self.timeline.slot_s, self.timeline.idle_s
+        return stats
+
+    # -- policy ------------------------------------------------------------------------------------------------------
+
+    def submit(self, due: Sequence[int]) -> None:
+        """Submit the slots that are due to the policy. Slots that wait for each other stand next to each other."""
+        running = self.episodes.running
+        for slot in due:
+            del self._ready[slot]
+        slots = sorted(due, key=lambda slot: (self._envs.group_of(slot), running[slot].episode.episode_id))
+        self._asked.update(slots)
+        self._policy.submit([self.episodes.request(slot) for slot in slots])
+
+    def answer(self) -> None:
+        """Let the policy work, and send out the chunks that it has decided."""
+        with self.timeline.policy() as answered:
+            requests = self._policy.poll()
+            answered += requests
+        if requests:
+            self.episodes.stats.policy_calls += 1
+            self.episodes.stats.policy_rows += len(requests)
+        for request in requests:
+            self._asked.remove(request.slot)
+            self._send(self.episodes.step(request.slot))
+        self._envs.flush()  # before the policy goes on
+
+    def value_final_observations(self) -> None:
+        """Let the policy give the value of each final observation. This is done at the end, in full batches, so that no
+        slot waits for it. Which observations share a batch is a function of the plan."""
+        finals = sorted((r for r in self.episodes.results if r.final_row >= 0), key=lambda r: r.episode.episode_id)
+        self._policy.value([self.episodes.final_request(result) for result in finals])

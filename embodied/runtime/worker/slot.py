@@ -1,0 +1,235 @@
+"""State that a worker keeps of the episode in an env slot: the rewards that count, its end, its video. It is the same
+for an env that hosts one slot and for one that hosts a batch of them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+
+from embodied.errors import RunFolderError, SpecMismatchError
+from embodied.observe.terminal.window import Window
+from embodied.observe.video.video import Video, VideoWriter
+from embodied.protocols import Reward
+from embodied.runtime.channel import Command
+from embodied.runtime.slab import INFO, Slab
+from embodied.runtime.worker.perturb import Disturbance
+from embodied.types import NO_INFO, ChunkResult, EnvSpec, Obs, Start, StepResult
+
+
+class Slot:
+    """The episode that runs in one env slot.
+
+    Args:
+        rewards: the slot's own, of training and of evaluation; they turn the env's reward into the recorded one.
+        frame: gives a picture of the slot as it is, uint8 [H, W, 3].
+        chunk: control steps of a whole chunk.
+        decision: says the decision in a row of the slab in a few words; None = nothing is said of decisions.
+        live: videos are shown in a window, too, while they are recorded.
+        notice: is told why a video could not be written. The episode goes on without it.
+    """
+
+    def __init__(
+        self, spec: EnvSpec, rewards: tuple[Reward, Reward], frame: Callable[[], np.ndarray], chunk: int,
+        decision: Callable[[int], str] | None = None, live: bool = False, notice: Callable[[str], None] = print,
+    ) -> None:  # fmt: skip
+        self._notice = notice
+        self._live = live
+        self._window: Window | None = None
+        self._spec, self._rewards_of, self._frame, self._chunk = spec, rewards, frame, chunk
+        self._decision, self._decided = decision, ""
+        self._interval: int | None = 1  # see Video
+        self._pictured: tuple[int, ...] | None = None  # control step and size of the last picture of the video
+        self._video: VideoWriter | None = None
+        self._says = False  # the decision stands on the video
+        self.video_s = self.shown_s = 0.0  # of the chunk: of its video, and of these those of show()
+        self._steps = self._max_steps = 0
+        self._ignore_terminations = False
+        self.disturbance: Disturbance | None = None  # of the episode; None = it is not perturbed
+
+    def begin(self, command: Command, video: Video | None, disturbance: Disturbance | None = None) -> None:
+        """Begin the episode of ``command``; the env has just been reset for it, and its cameras were moved."""
+        self.discard_video()
+        self.disturbance = disturbance
+        self._start = start_of(command)
+        self._reward = self._rewards_of[command.evaluation]
+        self._reward.begin()
+        self._steps, self._max_steps = 0, command.max_steps
+        self._progress, self._solved_at = 0.0, 0
+        self._ignore_terminations = command.ignore_terminations
+        self.video_s = self.shown_s = 0.0
+        self._pictured = None
+        if video is not None:
+            instruction = self._spec.tasks[command.task_id]
+            if self._live and self._window is None:
+                self._window = Window(instruction)
+            self._interval, self._says = video.frame_interval, video.info and self._decision is not None
+            with self._without_video_if_it_fails():
+                self._video = VideoWriter(
+                    Path(video.file), self._spec.control_hz / (self._interval or self._chunk), instruction, video.info,
+                    notes=self._decision is not None, show=self._window.show if self._window else None,
+                )  # fmt: skip
+            self._decided, self._unshown = "", 0.0
+            if self._video is not None and self._interval is not None:
+                self._record(self._frame)
+
+    def begin_chunk(self, length: int, row: int) -> None:
+        """Begin the chunk of at most ``length`` control steps that was decided in ``row``."""
+        if self._video is not None and self._says:
+            assert self._decision is not None
+            self._decided = self._decision(row)
+        self._rewards = np.zeros(length, np.float32)
+        self._done = 0
+        self.video_s = self.shown_s = 0.0
+        self._success = self._terminated = False
+        self._told = NO_INFO
+
+    def executed(self, actions: np.ndarray) -> np.ndarray:
+        """What is executed of a chunk that the policy has decided, [K, …]."""
+        return actions if self.disturbance is None else self.disturbance.execute(actions)
+
+    def count(self, result: StepResult) -> bool:
+        """Count one control step that has been made. Returns whether the episode goes on.
+
+        Raises:
+            SpecMismatchError: its reward is not finite.
+        """
+        self._rewards[self._done] = reward = self._reward(result)
+        if not math.isfinite(reward):
+            raise _not_finite(reward, self._steps + 1, self._start)
+        self._done += 1
+        self._steps += 1
+        self._success |= result.success
+        self._progress = max(self._progress, float(result.reward))
+        if result.success and not self._solved_at:
+            self._solved_at = self._steps
+        self._told = result.info
+        self._terminated = result.terminated and not self._ignore_terminations
+        goes_on = not self._terminated and self._steps < self._max_steps
+        if self._video is not None:
+            self._unshown += reward
+            if self._interval is not None and (not goes_on or self._steps % self._interval == 0):
+                self._record(self._frame)
+        return goes_on
+
+    @property
+    def result(self) -> ChunkResult:
+        """Result of the control steps since :meth:`begin_chunk`."""
+        truncated = self._steps >= self._max_steps and not self._terminated
+        return ChunkResult(
+            self._rewards, self._done, self._terminated, truncated, self._success, self._told, self._progress,
+            self._solved_at,
+        )  # fmt: skip
+
+    def target(self, out: Obs) -> Obs | None:
+        """What to render the present observation into, before :meth:`show`; None = nothing."""
+        return out if self.disturbance is None else self.disturbance.target(out)
+
+    def show(self, out: Obs) -> None:
+        """Make ``out`` what the policy sees."""
+        if self._video is not None and self._interval is None:
+            before = self.video_s
+            undisturbed = "images" in out and self.disturbance is None
+            self._record(lambda: out["images"][0] if undisturbed else self._frame())
+            self.shown_s = self.video_s - before
+        if self.disturbance is not None:
+            self.disturbance.show(out)
+
+    def _record(self, frame: Callable[[], np.ndarray]) -> None:
+        assert self._video is not None
+        started = time.perf_counter()
+        picture = frame()
+        if self._pictured is None or picture.shape == self._pictured[1:]:
+            with self._without_video_if_it_fails():
+                self._video.add(picture, self._steps, self._unshown, self._solved_at > 0, self._decided)
+            self._unshown, self._pictured = 0.0, (self._steps, *picture.shape)
+        self.video_s += time.perf_counter() - started  # since the last reset or begin_chunk
+
+    def end(self) -> None:
+        """End the episode: finish its video."""
+        if self._video is not None:
+            if self._pictured is not None and self._pictured[0] != self._steps:
+                self._record(self._frame)  # no observation shows the end
+            started = time.perf_counter()
+            if self._video is not None:
+                with self._without_video_if_it_fails():
+                    self._video.close()
+            self._video = None
+            self.video_s += time.perf_counter() - started
+
+    @contextmanager
+    def _without_video_if_it_fails(self) -> Iterator[None]:
+        try:
+            yield
+        except RunFolderError as error:
+            with suppress(OSError):
+                self.discard_video()
+            self._video = None
+            self._notice(f"an episode goes on without its video: {error.message}\n  fix: {error.remedy}")
+
+    def discard_video(self) -> None:
+        if self._video is not None:
+            self._video.abort()
+            self._video = None
+
+
+class WorkerRows:
+    """Rows of the slab as a worker uses them: it reads actions, and writes observations and results.
+
+    Args:
+        obs_fields: the names of an observation's fields.
+    """
+
+    def __init__(self, slab: Slab, obs_fields: Mapping[str, object]) -> None:
+        self._arrays, self._slab, self._obs_fields = slab.arrays, slab, obs_fields
+        self._views: dict[int, Obs] = {}  # row → views for its observation; made once
+        self._info = {name.removeprefix(INFO): array for name, array in slab.arrays.items() if name.startswith(INFO)}
+
+    def actions(self, row: int) -> np.ndarray:
+        """The chunk to execute, as ``EnvSpec.action.field(K)`` says."""
+        return self._arrays["actions"][row]
+
+    def observation(self, row: int) -> Obs:
+        """Writable views of the row's observation."""
+        views = self._views.get(row)
+        if views is None:
+            views = self._views[row] = self._slab.views(self._obs_fields, row)
+        return views
+
+    def write(self, row: int, result: ChunkResult) -> None:
+        """Write the result of the row's chunk."""
+        arrays = self._arrays
+        arrays["rewards"][row] = result.rewards
+        arrays["num_steps"][row] = result.num_steps
+        arrays["terminated"][row] = result.terminated
+        arrays["truncated"][row] = result.truncated
+        arrays["success"][row] = result.success
+        arrays["progress"][row] = result.progress
+        arrays["solved_at"][row] = result.solved_at
+        for name, array in self._info.items():
+            array[row] = result.info.get(name, 0)
+
+
+def _not_finite(reward: float, step: int, start: Start) -> SpecMismatchError:
+    return SpecMismatchError(
+        f"the reward of control step {step} is {reward} (task {start.task_id}, seed {start.seed}), expected a finite "
+        "number",
+        "correct the reward that the env's step() returns, or end the episode before",
+    )
+
+
+def start_of(command: Command) -> Start:
+    """The start that a RESET asks for."""
+    return Start(command.task_id, command.init_state_id, command.seed)
+
+
+def wants_observation(command: Command, result: ChunkResult) -> bool:
+    """Whether a STEP's ``next_row`` gets the observation after it: yes while the episode goes on, and at its end if
+    that was asked for."""
+    if result.truncated:
+        return command.observe_truncated
+    return command.observe_terminated if result.terminated else True

@@ -1,0 +1,128 @@
+"""Composes the YAML files of groups with hydra, and says in our words what is wrong with a choice of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import compose as hydra_compose
+from hydra import initialize_config_module
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+import embodied.config
+from embodied.errors import ConfigError
+from embodied.schema.compose.of_hydra import SEARCH
+from embodied.schema.compose.short_forms import quoted
+from embodied.schema.compose.userfiles.given import check_chosen
+from embodied.schema.compose.userfiles.yaml_text import check_folders
+from embodied.schema.keys.groups import wrong_choice
+
+
+def _first(*values: Any) -> Any:
+    """The first of some values that is not null."""
+    return next((value for value in values if value is not None), None)
+
+
+def _subtract(whole: float | None, part: float) -> float | None:
+    """What a part leaves of a whole; null of a whole that is null."""
+    return None if whole is None else whole - part
+
+
+def _as_in_training(default: Any, *, _node_: Any, _root_: Any) -> Any:
+    """Of a key of ``env.eval`` the value that ``env.train`` has for it, else the default."""
+    side, _, key = _node_._get_full_key(None).removeprefix("env.").partition(".")
+    found = OmegaConf.select(_root_, f"env.train.{key}") if side == "eval" else None
+    return default if found is None else found
+
+
+for _name, _function in (("first", _first), ("subtract", _subtract), ("as_in_training", _as_in_training)):
+    OmegaConf.register_new_resolver(_name, _function, replace=True)  # ${first:${data.seed},0} in YAML files
+
+
+class WrongChoice(ConfigError):
+    """A group that is not there, or a file that a group does not have. It does not leave
+    :mod:`embodied.schema.compose.compose`: users get a ConfigError."""
+
+
+def compose_files(overrides: list[str], config_name: str, config_dirs: Sequence[str]) -> dict[str, Any]:
+    """Returns what hydra composes, with its references and with hydra's own section.
+
+    Raises:
+        ConfigError: a file or an override is wrong; :class:`WrongChoice` if a choice of a group is.
+    """
+    check_chosen(overrides, config_dirs)
+    try:
+        with _hydra():
+            wanted = _with_search_path(overrides, config_dirs)
+            config = hydra_compose(config_name, wanted, return_hydra_config=True)
+    except (yaml.YAMLError, RecursionError) as error:  # of a file that another one names
+        check_folders(config_dirs)
+        raise _composition_error(error, overrides, config_dirs) from None
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise _composition_error(error, overrides, config_dirs) from None
+    hydra = OmegaConf.to_container(config.hydra, resolve=False)  # only its launcher can resolve all of it
+    with open_dict(config):
+        del config["hydra"]
+    return {**OmegaConf.to_container(config, resolve=False), "hydra": hydra}  # type: ignore[dict-item]
+
+
+def files_in_order(overrides: list[str], config_name: str, config_dirs: Sequence[str]) -> Iterator[tuple[Path, str]]:
+    """Yields the files that :func:`compose_files` merges, in its order, each with the section of its keys."""
+    with _hydra():
+        loader = GlobalHydra.instance().config_loader()
+        chosen = loader.compute_defaults_list(config_name, _with_search_path(overrides, config_dirs), RunMode.RUN)
+    searched = filter(_is_search_path, overrides)
+    named = [word for override in searched for word in re.findall(r"file://([^,'\"\]]+)", override)]
+    roots = [Path(root) for root in (*embodied.config.__path__, *named, *config_dirs)]
+    for choice in chosen.defaults:
+        files = (root / f"{choice.config_path}.yaml" for root in roots)
+        if (file := next((file for file in files if file.is_file()), None)) is not None:
+            yield file, choice.package or ""
+
+
+@contextmanager
+def _hydra() -> Iterator[None]:
+    """Sets hydra up for the package's files, and clears it."""
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_module("embodied.config", version_base="1.3"):
+            yield
+    finally:
+        GlobalHydra.instance().clear()
+
+
+def _with_search_path(overrides: list[str], config_dirs: Sequence[str]) -> list[str]:
+    """The overrides with the folders in hydra's search path, behind those that it has."""
+    if not config_dirs:
+        return overrides
+    searched = [*filter(_is_search_path, overrides)]
+    before = [one.partition("=")[2].strip().removeprefix("[").removesuffix("]") for one in searched]
+    folders = [quoted(f"file://{Path(folder).resolve()}") for folder in config_dirs]  # whatever characters they have
+    rest = [override for override in overrides if override not in searched]
+    return [*rest, f"{SEARCH}=[{','.join([*filter(None, before), *folders])}]"]
+
+
+def _is_search_path(override: str) -> bool:
+    return override.lstrip("+").partition("=")[0] == SEARCH
+
+
+def _composition_error(error: Exception, overrides: list[str], folders: Sequence[str]) -> ConfigError:
+    """Turns hydra's error into ours, with the nearest known group or group file for each that is unknown."""
+    wrong = [one for one in (wrong_choice(override, folders) for override in overrides) if one is not None]
+    if not wrong:
+        said = str(error).partition("See https://hydra.cc")[0].removeprefix("LexerNoViableAltException: ")
+        plain = " ".join(said.removesuffix("^").split())
+        kinds = "a text stands in quotes ('KEY=\"VALUE\"'), a list in brackets (KEY=[A,B])"
+        return ConfigError(
+            f"cannot compose the configuration: {plain}", f"correct the override it names; {kinds}; see --help"
+        )
+    told = {one.message: one.remedy for one in wrong}  # env=NAME is of both sides
+    return WrongChoice("\n".join(told), "; ".join(told.values()))

@@ -1,0 +1,89 @@
+"""Keys of machinery that is not there: a value that asks for nothing is taken and dropped, another one is refused.
+
+The tables have these keys and their values (columns ``accepted``, ``why`` …). A key under ``actor.model`` or
+``reward.model`` stands here for those models that do not take it themselves.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, NamedTuple
+
+from embodied.errors import ConfigError
+from embodied.lib.targets import load_target
+from embodied.schema.keys.paths import MISSING, at, without
+from embodied.schema.others.tables import column
+
+
+class NoOp(NamedTuple):
+    """What a key may say, beside null."""
+
+    values: tuple[Any, ...]
+    why: str  # nothing else
+    fix: str = ""  # beside leaving it out
+    same_as: tuple[str, ...] = ()  # keys whose values it may have, too
+
+
+@cache
+def no_ops() -> Mapping[str, NoOp]:
+    """Returns the keys, in the order in which refusals are listed, with what they may say."""
+    accepted, whys, fixes, same_as = map(column, ("accepted", "why", "fix", "same_as"))
+    places = column("place")
+    return {
+        key: NoOp(
+            tuple(json.loads(accepted[key])), whys[key], fixes.get(key, ""),
+            tuple(filter(None, same_as.get(key, "").split(" + "))),
+        )
+        for key in sorted(places, key=lambda key: int(places[key]))
+    }  # fmt: skip
+
+
+_MODELS = ("actor.model", "reward.model")
+
+
+def without_neutral(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigError]]:
+    """Returns the configuration without these keys, and the refusals of those with a value that asks for what is not
+    there. What was given is not changed."""
+    takes = {path: _takes(mapping, path) for path in _MODELS}
+    found, refused = dict(mapping), []
+    for key, no_op in no_ops().items():
+        if (value := at(mapping, key)) is MISSING:
+            continue
+        section, _, name = key.rpartition(".")
+        if section in takes and takes[section](name):
+            continue
+        values = (*no_op.values, *(at(mapping, other) for other in no_op.same_as))
+        if value is not None and not any(_same(value, one) for one in values):
+            refused.append(_refused(key, value, no_op, at(mapping, f"{section}._target_")))
+        found = without(found, key)
+    return found, refused
+
+
+def _refused(key: str, value: Any, no_op: NoOp, target: Any) -> ConfigError:
+    only = " or ".join(map(json.dumps, (None, *no_op.values)))
+    whose = "" if target is MISSING else f" of {target}"
+    fix = f"leave {key} out" + (f"; {no_op.fix}" if no_op.fix else "")
+    return ConfigError(f"{key}{whose} is {json.dumps(value)}, and can only be {only}: {no_op.why}", fix)
+
+
+def _same(value: Any, one: Any) -> bool:
+    """Whether two values are the same, with names in any case and true apart from 1."""
+    if isinstance(value, str) and isinstance(one, str):
+        return value.casefold() == one.casefold()
+    return isinstance(value, bool) == isinstance(one, bool) and value == one
+
+
+def _takes(mapping: Mapping[str, Any], path: str) -> Callable[[str], bool]:
+    """Whether the model of a section takes a keyword argument itself; one that cannot be imported takes none."""
+    target = at(mapping, f"{path}._target_")
+    if not isinstance(target, str):
+        return lambda name: False
+    try:
+        parameters = inspect.signature(load_target(target, f"{path}._target_")).parameters
+    except (ConfigError, TypeError, ValueError):
+        return lambda name: False
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return lambda name: takes_any or name in parameters

@@ -1,0 +1,30 @@
+"""Values that say nothing: a key that has one keeps its default, as if it were left out.
+
+The column ``says_nothing`` of the tables has them. Null says nothing of all keys that have it as a value of their own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from embodied.schema.keys.paths import at
+from embodied.schema.others.tables import column
+
+
+@cache
+def silent_values() -> Mapping[str, tuple[Any, ...]]:
+    """Returns, of each key that has some, the values that say nothing."""
+    return {key: tuple(json.loads(cell)) for key, cell in column("says_nothing").items()}
+
+
+def silent(mapping: Mapping[str, Any]) -> list[str]:
+    """Returns the keys whose values say nothing. Others may refer to them: ``${…}`` is not resolved yet."""
+    keys = []
+    for key, values in silent_values().items():
+        value = at(mapping, key)
+        if not isinstance(value, bool) and value in values:
+            keys.append(key)
+    return keys

@@ -1,0 +1,150 @@
+"""Reads frames of websockets: on the event loop what takes a fraction of a millisecond, in threads all else.
+
+a frame of few values ─▶ event loop ─┬─▶ the question
+                                     └─▶ pictures to decode ─▶ decoder threads ─▶ the last has the question
+any other ─▶ decoder thread ─▶ in the same way
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from embodied.client import wire
+from embodied.errors import EmbodiedError, RequestError, WireError
+from embodied.serving.keys import IMAGES
+from embodied.serving.metrics import Metrics
+from embodied.serving.wire.requests import Draft, Options, Question, QuestionReader, options_of, unforeseen
+
+log = logging.getLogger(__name__)
+
+FEW = 256  # values, and bytes of a text, that are read without a thread
+SMALL = 2 << 20  # bytes of a frame that is
+NONE = Options()
+NUMBERS = 1 << 13  # of the fields beside pictures: each is looked at
+
+
+class Asker(Protocol):
+    """Who has sent a frame. Its methods are called on the event loop or in a thread."""
+
+    gone: bool  # nobody waits any more: nothing is decoded that has not begun
+
+    def heard(self, request_id: int | str | None, ours: bool) -> None:
+        """What a frame says beside its observation. ``ours``: it has keys of ours."""
+
+    def asks(self, found: Question | EmbodiedError) -> None:
+        """Gets the question, or why there is none; last. After a question an error may come: what was asked is lost."""
+
+
+@dataclass(frozen=True)
+class _Read:
+    found: Draft | RequestError | WireError
+    request_id: int | str | None = None
+    ours: bool = False
+
+
+class Frames:
+    """Reads the frames of a server.
+
+    Args:
+        max_bytes: of a frame.
+        decoders: threads.
+    """
+
+    def __init__(self, reader: QuestionReader, max_bytes: int, decoders: Executor, metrics: Metrics) -> None:
+        self._reader, self._decoders, self._metrics = reader, decoders, metrics
+        self._limits = wire.Limits(max_bytes=max_bytes)
+        self._few = wire.Limits(max_bytes=min(max_bytes, SMALL), max_items=FEW, max_text=FEW)
+        numbers = sum(math.prod(spec.shape) for name, spec in reader.env.obs.items() if name != IMAGES)
+        self._in_threads = numbers > NUMBERS
+
+    def read(self, data: bytes, asker: Asker) -> None:
+        """Read a frame and call the asker, perhaps before this returns. Never raises: the asker gets every error."""
+        self._guarded(asker, partial(self._begin, data, asker))
+
+    def _begin(self, data: bytes, asker: Asker) -> None:
+        began = time.perf_counter()
+        read = None if self._in_threads else self._at_once(data)
+        if read is None:
+            self._submit(asker, lambda: self._go_on(self._whole(data), asker, began))
+        else:
+            self._go_on(read, asker, began)
+
+    def _at_once(self, data: bytes) -> _Read | None:
+        """None if there is too much in it."""
+        try:
+            message = wire.unpack(data, self._few)
+        except WireError:
+            return None
+        return self._read(message)
+
+    def _whole(self, data: bytes) -> _Read:
+        try:
+            return self._read(wire.unpack(data, self._limits))
+        except WireError as error:
+            return _Read(error)
+
+    def _read(self, message: Any) -> _Read:
+        options, ours = NONE, False
+        try:
+            if not isinstance(message, dict):
+                raise RequestError(f"the request is a {type(message).__name__}, expected a map", "send a map of fields")
+            ours = any(key.startswith(wire.OURS) for key in message)
+            options = options_of(message) if ours else NONE
+            return _Read(self._reader.draft(message, options), options.request_id, ours)
+        except RequestError as error:
+            return _Read(error, options.request_id, ours)
+        except Exception as error:
+            log.exception("a request could not be read")
+            return _Read(unforeseen(error), options.request_id, ours)
+
+    def _go_on(self, read: _Read, asker: Asker, began: float) -> None:
+        asker.heard(read.request_id, read.ours)
+        if isinstance(read.found, EmbodiedError):
+            asker.asks(read.found)
+        elif read.found.left:
+            self._decode(read.found, asker, began)
+        else:
+            self._has(read.found, asker, began)
+
+    def _has(self, draft: Draft, asker: Asker, began: float) -> None:
+        self._metrics.note(self._metrics.decode.observe, time.perf_counter() - began)
+        asker.asks(draft.question())
+
+    def _decode(self, draft: Draft, asker: Asker, began: float) -> None:
+        """Decode the pictures that are left, side by side; the thread that ends last goes on with the question."""
+        lock, left = threading.Lock(), len(draft.left)
+
+        def decode(place: int) -> None:
+            nonlocal left
+            if asker.gone:
+                return
+            draft.decode(place)
+            with lock:
+                left -= 1
+                last = not left
+            if last:
+                self._has(draft, asker, began)
+
+        for place in draft.left:
+            self._submit(asker, partial(decode, place))
+
+    def _submit(self, asker: Asker, job: Callable[[], None]) -> None:
+        self._decoders.submit(self._guarded, asker, job)
+
+    def _guarded(self, asker: Asker, job: Callable[[], None]) -> None:
+        """Runs ``job``, on the event loop or in a thread. The asker gets its error."""
+        try:
+            job()
+        except EmbodiedError as error:
+            asker.asks(error)
+        except Exception as error:
+            log.exception("a request could not be asked")
+            asker.asks(unforeseen(error))
