@@ -83,9 +83,9 @@ class AlgorithmConfig(Section):
     ] = Field(
         "grpo",
         description="Advantage estimator (embodied.algorithms.advantages.estimators); gae needs a value head, remax "
-        "runs one more episode a start, without sampling. With remax each step of an episode has the advantage R − "
-        "R_greedy of the whole return, also with dense rewards; verl subtracts R_greedy from the rewards that are still to come. Both "
-        "are the same where only the last step has a reward.",
+        "runs one more episode a start, without sampling. With remax each step of an episode has the advantage "
+        "R − R_greedy of the whole return, also with dense rewards; verl subtracts R_greedy from the rewards that are "
+        "still to come. Both are the same where only the last step has a reward.",
     )
     adv_std_ddof: int = Field(
         1, ge=0, le=1, description="Degrees of freedom taken off in the group's standard deviation."
