@@ -153,11 +153,11 @@ class Stopped(BaseException):
     """The user or the machine's scheduler wants the run to end (SIGTERM, Ctrl-C); no failure of anything."""
 
 
-def told(error: EmbodiedError) -> str:
+def printed(error: EmbodiedError) -> str:
     """Returns what a command prints of an error: its message with the fix, its notes, and by which name
     ``embodied explain`` and docs/troubleshooting.md know it.
 
-    >>> print(told(UnknownKeyError("unknown key 'runner.sed'", "write runner.seed")))
+    >>> print(printed(UnknownKeyError("unknown key 'runner.sed'", "write runner.seed")))
     error: unknown key 'runner.sed'
       fix: write runner.seed
       kind: UnknownKeyError (embodied explain UnknownKeyError)

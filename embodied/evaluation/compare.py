@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from embodied.errors import EvaluationError
-from embodied.evaluation.results import MEANS, Evaluation
+from embodied.evaluation.results import MEANS, WrittenEvaluation
 from embodied.observe import statistics
 from embodied.observe.statistics import wilson
 
@@ -74,8 +74,8 @@ class Row:
 class Comparison:
     """The second evaluation against the first."""
 
-    first: Evaluation
-    second: Evaluation
+    first: WrittenEvaluation
+    second: WrittenEvaluation
     differing: Sequence[Differing]
     notes: Sequence[str]  # what is not known of the conditions
     unpaired: str  # why the starts were not paired; empty if they were
@@ -99,8 +99,8 @@ class Comparison:
 
 
 def compare(
-    first: Evaluation, second: Evaluation, unpaired: bool = False, same_starts: bool = False, seed: int = 0,
-    z: float = statistics.Z95,
+    first: WrittenEvaluation, second: WrittenEvaluation, unpaired: bool = False, same_starts: bool = False,
+    seed: int = 0, z: float = statistics.Z95,
 ) -> Comparison:  # fmt: skip
     """Compares the second evaluation with the first. Of several comparisons see :mod:`embodied.evaluation.pairwise`.
 
@@ -152,7 +152,7 @@ def compare(
     )  # fmt: skip
 
 
-def rates(one: Evaluation) -> list[tuple[str, Rate]]:
+def rates(one: WrittenEvaluation) -> list[tuple[str, Rate]]:
     """Returns success of each task of an evaluation, then over all of them."""
     own = keyed(one, one)[0]
     tasks = dict.fromkeys(key[0] for key in own)
@@ -162,7 +162,7 @@ def rates(one: Evaluation) -> list[tuple[str, Rate]]:
 # -- conditions ------------------------------------------------------------------------------------------------------
 
 
-def differences(first: Evaluation, second: Evaluation) -> Iterator[Differing]:
+def differences(first: WrittenEvaluation, second: WrittenEvaluation) -> Iterator[Differing]:
     """Yields the conditions that differ, but for whose weights they are. Keys of the env begin with ``env.``.
     All keys of which the protocols' hashes are made are among them."""
     told: set[str] = set()
@@ -172,7 +172,7 @@ def differences(first: Evaluation, second: Evaluation) -> Iterator[Differing]:
             yield one
 
 
-def _told_of(first: Evaluation, second: Evaluation) -> Iterator[Differing]:
+def _told_of(first: WrittenEvaluation, second: WrittenEvaluation) -> Iterator[Differing]:
     """Yields the same; what stands in several places of the files comes several times."""
     if first.conditions and second.conditions:
         yield from _differing(*(_flat({**side.conditions, "weights": ""}) for side in (first, second)))
@@ -183,7 +183,7 @@ def _told_of(first: Evaluation, second: Evaluation) -> Iterator[Differing]:
         yield from _differing(*(_flat(side.protocol["keys"]) for side in (first, second)))
 
 
-def _arguments(side: Evaluation, known: bool) -> dict[str, Any]:
+def _arguments(side: WrittenEvaluation, known: bool) -> dict[str, Any]:
     """Arguments of the env.
 
     Args:
@@ -202,7 +202,7 @@ def _moves_starts(key: str) -> bool:
     return key.startswith("env.") and not _is_means(key)
 
 
-def same_protocol(first: Evaluation, second: Evaluation) -> bool | None:
+def same_protocol(first: WrittenEvaluation, second: WrittenEvaluation) -> bool | None:
     """Whether two evaluations were made under one protocol; None if a file does not say under which it was."""
     if not first.protocol or not second.protocol:
         return None
@@ -223,7 +223,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _notes(*sides: Evaluation) -> Iterator[str]:
+def _notes(*sides: WrittenEvaluation) -> Iterator[str]:
     if old := [side.name for side in sides if not side.conditions]:
         yield f"an old version wrote {' and '.join(old)}: the file does not say under which conditions it was made"
     if silent := [side.name for side in sides if side.conditions and not side.protocol]:
@@ -242,7 +242,7 @@ def _notes(*sides: Evaluation) -> Iterator[str]:
 # -- starts ----------------------------------------------------------------------------------------------------------
 
 
-def keyed(first: Evaluation, second: Evaluation) -> list[dict[Key, Sequence[bool]]]:
+def keyed(first: WrittenEvaluation, second: WrittenEvaluation) -> list[dict[Key, Sequence[bool]]]:
     """Returns the outcomes of both by starts that they share. Tasks are told apart by their instructions, because the
     numbers of tasks depend on which were chosen; of equal instructions also by their numbers."""
     without_seed = first.starts_without_seed and second.starts_without_seed
@@ -255,7 +255,7 @@ def keyed(first: Evaluation, second: Evaluation) -> list[dict[Key, Sequence[bool
     return found
 
 
-def task_names(*sides: Evaluation) -> list[dict[int, str]]:
+def task_names(*sides: WrittenEvaluation) -> list[dict[int, str]]:
     """Returns how the tasks of each side are called, by their numbers."""
     several = {text for side in sides for text, count in Counter(side.tasks.values()).items() if count > 1}
     return [

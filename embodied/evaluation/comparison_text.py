@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 
 from embodied.evaluation.compare import Comparison, Rate, Row, same_protocol
-from embodied.evaluation.results import Evaluation
+from embodied.evaluation.results import WrittenEvaluation
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 """Names of evaluations in a text: the first is A."""
@@ -56,7 +56,7 @@ def protocols(one: Comparison, names: Names) -> list[str]:
     return [f"one protocol: {first}" if same else f"DIFFERENT PROTOCOLS: {first} of {names[0]}, {second} of {names[1]}"]
 
 
-def protocol_of(one: Evaluation) -> str:
+def protocol_of(one: WrittenEvaluation) -> str:
     """Name and hash of the protocol that an evaluation was made under."""
     return f"{one.protocol.get('name') or 'no name'} ({one.protocol.get('hash')})" if one.protocol else "not recorded"
 

@@ -16,7 +16,7 @@ from itertools import combinations
 
 from embodied.errors import EvaluationError
 from embodied.evaluation.compare import Comparison, compare
-from embodied.evaluation.results import Evaluation
+from embodied.evaluation.results import WrittenEvaluation
 from embodied.observe import statistics
 
 
@@ -28,7 +28,9 @@ class Pairs:
     refused: Sequence[tuple[tuple[int, int], EvaluationError]]  # places of both, and why they were not compared
 
 
-def pairs(evaluations: Sequence[Evaluation], unpaired: bool = False, same_starts: bool = False, seed: int = 0) -> Pairs:
+def pairs(
+    evaluations: Sequence[WrittenEvaluation], unpaired: bool = False, same_starts: bool = False, seed: int = 0
+) -> Pairs:
     """Compares each evaluation with each that comes before it. The arguments are those of :func:`compare`."""
     places = [*combinations(range(len(evaluations)), 2)]
     found, refused, z = [], [], statistics.level(len(places))

@@ -46,7 +46,7 @@ class Lengths:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class WrittenEvaluation:
     """What the file of an evaluation holds."""
 
     name: str  # as the user gave it
@@ -137,7 +137,7 @@ def _after(run: Path, iteration: int, name: str, remedy: str | None = None) -> P
     )
 
 
-def read(name: str) -> Evaluation:
+def read(name: str) -> WrittenEvaluation:
     """Reads the evaluation that ``name`` names.
 
     Raises:
@@ -167,7 +167,7 @@ def read(name: str) -> Evaluation:
         raise EvaluationError(f"{file} is damaged or of an old version: {said}", AGAIN) from error
 
 
-def _evaluation(name: str, file: Path, found: Mapping[str, Any]) -> Evaluation:
+def _evaluation(name: str, file: Path, found: Mapping[str, Any]) -> WrittenEvaluation:
     tasks = {_whole(row["task_id"]): str(row["instruction"]) for row in found["tasks"] if row["task_id"] != -1}
     outcomes: dict[Place, list[bool]] = {}
     not_run, why = 0, ""
@@ -205,7 +205,7 @@ def _evaluation(name: str, file: Path, found: Mapping[str, Any]) -> Evaluation:
         protocol["keys"] = keys
     texts = is_of_texts(conditions)
     lengths = {row["task_id"]: _lengths(row, texts) for row in found["tasks"]}
-    return Evaluation(
+    return WrittenEvaluation(
         name, file, conditions, known, env is not None, tasks, outcomes, not_run, states, protocol, lengths, why
     )  # fmt: skip
 

@@ -32,7 +32,7 @@ from embodied.parallel.group import Group
 from embodied.parallel.sharding import Replicas
 from embodied.protocols import ROUNDINGS, Examples, Policy
 from embodied.random import Stream
-from embodied.run.build.given import EnvSide, Sides
+from embodied.run.build.given import ConfiguredEnv, Sides
 from embodied.run.build.policy import Model, reproducible_arithmetic
 from embodied.run.build.preflight import check
 from embodied.run.build.simulators import Simulators, Workers, policy_batch
@@ -191,7 +191,7 @@ def verify(checkpoint: Path, folder: Path, wanted: Asked, console: Console, devi
 
 
 def _conditions(
-    config: Config, side: EnvSide, policy: Policy, checkpoint: Path, episodes: int
+    config: Config, side: ConfiguredEnv, policy: Policy, checkpoint: Path, episodes: int
 ) -> Conditions:  # fmt: skip
     """The conditions of a verification, whose plan and sampling are its own (:func:`spread`)."""
     under = conditions(config, side, policy.spec, checkpoint, 0)

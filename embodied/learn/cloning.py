@@ -25,7 +25,7 @@ from embodied.data.samples import SampleSource, order, samples_of, spread
 from embodied.learn.augment import Augmentation
 from embodied.learn.checkpoint import statistics
 from embodied.learn.imitation import demonstrated, make_imitation
-from embodied.learn.step.engine import Engine, Outcome, Stepping, Taken
+from embodied.learn.step.engine import Outcome, StepEngine, Stepping, Taken
 from embodied.learn.step.passes import offloaded, until_stopped
 from embodied.learn.terms.nll import NllTerm
 from embodied.learn.terms.term import Forward, OptimizerBatch
@@ -108,7 +108,7 @@ class Cloner(Stepping):
         self._validation = samples_of(self.held_out, chunk, self.env.action, pictures)
         self._spec = self.samples.env_of_policy(self.env, self._validation)
         runner = config.runner
-        self.engine = Engine(policy, config.actor, self.parallel, runner.max_epochs, runner.max_bad_updates)
+        self.engine = StepEngine(policy, config.actor, self.parallel, runner.max_epochs, runner.max_bad_updates)
         self._group = self.engine.parallel.group
         self._augment = Augmentation(config.data.random_crop, config.data.brightness, config.runner.seed)
         self._totals = Totals()

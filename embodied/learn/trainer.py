@@ -4,8 +4,7 @@
 
 The loss of an optimizer batch is ``Σ weight · loss`` over its elements with weights fixed before the first forward pass
 (:mod:`embodied.algorithms.aggregation`). So micro-batches only bound memory. Records to which no term of the loss
-(:mod:`embodied.learn.step.objective`) gives a gradient are left out before the forward pass; the denominators stay
-those of the full batch.
+(step/objective.py) gives a gradient are left out before the forward pass; the denominators stay those of the full batch.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from embodied.learn.ranks.balance import Balance
 from embodied.learn.ranks.teams import of_team, where_collected
 from embodied.learn.score.drift import with_drift
 from embodied.learn.score.score import Scorer
-from embodied.learn.step.engine import Engine, Outcome, Stepping, under, value_grad_norm
+from embodied.learn.step.engine import Outcome, StepEngine, Stepping, under, value_grad_norm
 from embodied.learn.step.freeze import drop_gradients_beside_value_head, value_head_only
 from embodied.learn.step.objective import Objective
-from embodied.learn.step.passes import Evaluator, OwnRecords, check_counts_tokens
+from embodied.learn.step.passes import OwnRecords, PassEvaluator, check_counts_tokens
 from embodied.learn.step.reference import Reference
 from embodied.learn.step.update_metrics import UpdateMetrics, add_stats, on_cpu
 from embodied.learn.terms.term import Need, OptimizerBatch, Setup, Share
@@ -84,7 +83,7 @@ class Trainer(Stepping):
         if algorithm.max_staleness:
             check_acts_alone(self.parallel)
         self.acting = make_acting(self.policy, algorithm.max_staleness, self.weight_sync_interval)
-        self.engine = Engine(self.policy, self.actor, self.parallel, self.iterations, self.max_bad_updates)
+        self.engine = StepEngine(self.policy, self.actor, self.parallel, self.iterations, self.max_bad_updates)
         self._parallel, self._group = self.engine.parallel, self.engine.parallel.group
         self._kl_coefficient = make_coefficient(algorithm.kl_beta, control.type, control.target_kl, control.horizon)
         setup = Setup(self.policy.spec, algorithm, self.max_steps, self._kl_coefficient, self.recompute_logprobs)
@@ -95,7 +94,8 @@ class Trainer(Stepping):
         self._reference = Reference(self.policy) if algorithm.kl_beta else None
         distribution = Need.DISTRIBUTION in self._objective.needs | self._score.needs
         offload = self.actor.fsdp_config.activation_offload
-        self._evaluate = Evaluator(self.policy, self.sampling, self._parallel, self._reference, distribution, offload)
+        ranks, reference = self._parallel, self._reference
+        self._evaluate = PassEvaluator(self.policy, self.sampling, ranks, reference, distribution, offload)
         self._rest()
 
     @contextmanager

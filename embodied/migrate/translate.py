@@ -22,7 +22,7 @@ from embodied.migrate.usual import kind_of, usual
 from embodied.schema.others.key_table import keys
 from embodied.schema.others.tables import LEFT_OFF, NAMES, Row, find
 from embodied.schema.others.translation import Lookup, Unresolved, UnresolvedError, plain
-from embodied.schema.others.translation_rules import said_of
+from embodied.schema.others.translation_rules import translate_key
 from embodied.schema.others.values import number_or_text
 
 SYSTEMS: Mapping[str, tuple[str, ...]] = {
@@ -178,7 +178,7 @@ def _known(
 
 def _of_row(key: str, value: Any, row: Row, get: Lookup) -> Note:
     try:
-        said = said_of(row, value, get)
+        said = translate_key(row, value, get)
     except UnresolvedError as error:
         return Note(
             key,
@@ -204,7 +204,7 @@ def _follows(row: Row, value: Any, get: Lookup) -> tuple[str, ...]:
                 return probe
 
         with suppress(TypeError, ValueError, AttributeError, ZeroDivisionError, OverflowError):
-            found |= said_of(row, value, guess).settings
+            found |= translate_key(row, value, guess).settings
     return tuple(found) or row.ours
 
 

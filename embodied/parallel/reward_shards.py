@@ -45,7 +45,7 @@ class RewardShards:
             pass  # a network that waits in host memory now goes there
 
     def __str__(self) -> str:
-        return told(self._group.size, len(self._units))
+        return shares_text(self._group.size, len(self._units))
 
     def __call__(self, prompts: Sequence[str], responses: Sequence[str], stop: Interruptible) -> list[float]:
         """Scores this process's n answers, while the others score theirs. An error before the passes is raised in all.
@@ -88,7 +88,7 @@ def units_in(model: ScoresInPasses, min_num_params: int) -> int:
     return 1 + len(units_of(model.network, _wrap(min_num_params)))
 
 
-def told(processes: int, units: int) -> str:
+def shares_text(processes: int, units: int) -> str:
     """Returns what is said of it on the console."""
     return f"{processes}, each with its part of it (fsdp2, {units} units)"
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from embodied.evaluation.comparison_text import protocol_of
-from embodied.evaluation.results import Evaluation
+from embodied.evaluation.results import WrittenEvaluation
 from embodied.report.reading import Run
 
 
-def note(evaluations: Iterable[tuple[str, Evaluation]]) -> str:
+def note(evaluations: Iterable[tuple[str, WrittenEvaluation]]) -> str:
     """Returns a sentence if not all evaluations are known to be of one protocol; else nothing.
 
     Args:
         evaluations: with the name that each has on the page.
     """
-    of_hash: dict[str | None, list[tuple[str, Evaluation]]] = {}
+    of_hash: dict[str | None, list[tuple[str, WrittenEvaluation]]] = {}
     for name, one in evaluations:
         of_hash.setdefault(one.protocol.get("hash"), []).append((name, one))
     if len(of_hash) < 2:
@@ -33,7 +33,7 @@ def of_runs(runs: Sequence[Run]) -> str:
     return note(_named(runs))
 
 
-def _named(runs: Sequence[Run]) -> Iterator[tuple[str, Evaluation]]:
+def _named(runs: Sequence[Run]) -> Iterator[tuple[str, WrittenEvaluation]]:
     for run in runs:
         mixed = len({one.protocol.get("hash") for one in run.evaluations.values()}) > 1
         for iteration, one in sorted(run.evaluations.items()):

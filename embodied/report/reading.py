@@ -13,7 +13,7 @@ import yaml
 
 from embodied.errors import EvaluationError
 from embodied.evaluation import results
-from embodied.evaluation.results import Evaluation
+from embodied.evaluation.results import WrittenEvaluation
 from embodied.lib import hidden
 from embodied.run.folder.folder import FIRST
 from embodied.run.folder.launches import FILE as STARTS
@@ -55,8 +55,8 @@ class Run:
     config: dict[str, Any] | None = None
     starts: list[dict[str, Any]] = field(default_factory=list)  # how it was started; equal ones in a row are one
     metrics: dict[int, Row] = field(default_factory=dict)  # step → row
-    evaluations: dict[int, Evaluation] = field(default_factory=dict)  # iteration → what its file holds
-    sampled: Evaluation | None = None  # counterpart of the newest evaluation, from the same starts
+    evaluations: dict[int, WrittenEvaluation] = field(default_factory=dict)  # iteration → what its file holds
+    sampled: WrittenEvaluation | None = None  # counterpart of the newest evaluation, from the same starts
     rates: dict[int, dict[str, float]] = field(default_factory=dict)  # iteration → pass@k and maj@k
     robustness: list[dict[str, Any]] = field(default_factory=list)  # tables of the newest evaluation
     episodes: int = 0  # episodes of these evaluations
@@ -64,12 +64,12 @@ class Run:
     problems: list[str] = field(default_factory=list)
 
     @property
-    def last(self) -> Evaluation | None:
+    def last(self) -> WrittenEvaluation | None:
         """The newest evaluation."""
         return self.evaluations[max(self.evaluations)] if self.evaluations else None
 
     @property
-    def before(self) -> Evaluation | None:
+    def before(self) -> WrittenEvaluation | None:
         """The first evaluation, if a later one is there too."""
         return self.evaluations[min(self.evaluations)] if len(self.evaluations) > 1 else None
 
@@ -213,7 +213,7 @@ def _text(run: Run, path: Path, without: str) -> str | None:
 # -- evaluations -----------------------------------------------------------------------------------------------------
 
 
-def _read(run: Run, file: Path) -> tuple[Evaluation, dict[str, Any]] | None:
+def _read(run: Run, file: Path) -> tuple[WrittenEvaluation, dict[str, Any]] | None:
     """Returns an evaluation, and its file as it is. What is wrong with it becomes a line."""
     try:
         return results.read(str(file)), json.loads(file.read_text(encoding="utf-8"))
@@ -245,7 +245,7 @@ def _add_evaluation(run: Run, file: Path) -> None:
     run.robustness = [row for row in rows if _is_robustness(row)] if isinstance(rows, list) else []
 
 
-def _recorded(found: Evaluation, episodes: Sequence[Mapping[str, Any]], iteration: int) -> Iterator[Recorded]:
+def _recorded(found: WrittenEvaluation, episodes: Sequence[Mapping[str, Any]], iteration: int) -> Iterator[Recorded]:
     for episode in episodes:
         video, success = episode.get("video"), episode["success"]
         if isinstance(video, str) and isinstance(success, bool):

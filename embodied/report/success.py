@@ -10,7 +10,7 @@ from embodied.evaluation import comparison_text
 from embodied.evaluation.compare import ALL, Comparison, Rate, rates, same_protocol, task_names
 from embodied.evaluation.comparison_text import LETTERS, letters, of_rate, p_value, protocol_of
 from embodied.evaluation.pairwise import pairs
-from embodied.evaluation.results import Evaluation, Lengths
+from embodied.evaluation.results import Lengths, WrittenEvaluation
 from embodied.lib import hidden
 from embodied.report import protocols as kinds
 from embodied.report.reading import Run
@@ -22,7 +22,7 @@ class Side:
 
     letter: str
     label: str
-    evaluation: Evaluation
+    evaluation: WrittenEvaluation
 
     @property
     def protocol(self) -> str:
@@ -90,7 +90,7 @@ def _not_run(side: Side, several: bool) -> str:
     return f"{one.not_run} planned episodes{of} were not run, and count neither as success nor as failure{why}"
 
 
-def _single(one: Evaluation) -> list[list[str]]:
+def _single(one: WrittenEvaluation) -> list[list[str]]:
     head, own = _lengths({"": one})
     return [
         ["task", "success", "95 % interval", *head],
@@ -98,7 +98,7 @@ def _single(one: Evaluation) -> list[list[str]]:
     ]
 
 
-def _lengths(sides: Mapping[str, Evaluation]) -> tuple[list[str], dict[str, list[str]]]:
+def _lengths(sides: Mapping[str, WrittenEvaluation]) -> tuple[list[str], dict[str, list[str]]]:
     """Returns the head of columns on the length of episodes, and their cells by task. What no file tells is left out.
 
     Args:
@@ -181,6 +181,6 @@ def under_perturbations(run: Run) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def over_all(evaluation: Evaluation) -> Rate:
+def over_all(evaluation: WrittenEvaluation) -> Rate:
     """Success over all tasks."""
     return rates(evaluation)[-1][1]

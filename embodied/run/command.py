@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from embodied.errors import ConfigError, EmbodiedError, Stopped, told
+from embodied.errors import ConfigError, EmbodiedError, Stopped, printed
 from embodied.parallel.group import Group, ended_by
 from embodied.schema.compose.arguments import parse_argv
 
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None, config_name: str, recipe: Recipe | None = N
         return 128 + signal.SIGINT
     except EmbodiedError as error:
         if processes.speaks:
-            print(f"{processes.name}{told(error)}", file=sys.stderr)
+            print(f"{processes.name}{printed(error)}", file=sys.stderr)
         return 2
 
 

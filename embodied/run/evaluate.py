@@ -16,7 +16,7 @@ from typing import cast
 from embodied.observe.terminal.console import Console
 from embodied.observe.trackers.services import SERVICES
 from embodied.run import summary
-from embodied.run.build.given import Checked, EnvSide
+from embodied.run.build.given import Checked, ConfiguredEnv
 from embodied.run.build.policy import sizes
 from embodied.run.evaluation import greedy_and_sampled
 from embodied.run.evaluation.answers import FileAnswers, read
@@ -89,5 +89,5 @@ def verify(checked: Checked, console: Console, stop: StopSignal) -> None:
         console.table("where things are", summary.places(runner.logger.logger_backends, sides, folder))
 
 
-def _answers(file: Path, side: EnvSide) -> FileAnswers:
+def _answers(file: Path, side: ConfiguredEnv) -> FileAnswers:
     return FileAnswers(side, read(file, side))

@@ -22,7 +22,7 @@ from embodied.observe.terminal.console import Console
 from embodied.observe.terminal.window import Window
 from embodied.observe.video.video import Video
 from embodied.parallel.group import Group
-from embodied.run.build.given import Checked, EnvSide
+from embodied.run.build.given import Checked, ConfiguredEnv
 from embodied.run.build.policy import sampling
 from embodied.run.build.pools import pool_config, reward_of
 from embodied.run.build.simulators import Simulators
@@ -98,11 +98,11 @@ def run(checked: Checked, console: Console, stop: StopSignal, choice: Choice) ->
         texts: list[dict[str, Any]] = []
     else:
         result, texts = _by_rollout(checked, episode, folder, console, choice)
-    for line in said(result, texts):
+    for line in result_lines(result, texts):
         print(line)
 
 
-def episode_of(config: Config, side: EnvSide, choice: Choice) -> Episode:
+def episode_of(config: Config, side: ConfiguredEnv, choice: Choice) -> Episode:
     """Returns the episode of the evaluation's plan that begins as chosen; if it has none, one with a number of its own.
 
     Raises:
@@ -127,7 +127,7 @@ def episode_of(config: Config, side: EnvSide, choice: Choice) -> Episode:
     return Episode(len(plan), len(plan), Start(task, state, seed))
 
 
-def said(result: EpisodeResult, texts: list[dict[str, Any]]) -> list[str]:
+def result_lines(result: EpisodeResult, texts: list[dict[str, Any]]) -> list[str]:
     """Returns the lines that tell of an episode: its conversation or its video, and how it went."""
     lines = []
     for text in texts:
@@ -145,7 +145,7 @@ def said(result: EpisodeResult, texts: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _refuse(config: Config, side: EnvSide, size: int, choice: Choice) -> None:
+def _refuse(config: Config, side: ConfiguredEnv, size: int, choice: Choice) -> None:
     wrong = {
         "perturbations (perturb) are of whole evaluations": bool(side.conditions),
         "a file of answers (runner.answers) has no policy": config.runner.answers is not None,
@@ -215,7 +215,7 @@ def _by_rollout(
 
 
 def _by_expert(
-    config: Config, side: EnvSide, processes: Group, episode: Episode, folder: Path, console: Console, live: bool
+    config: Config, side: ConfiguredEnv, processes: Group, episode: Episode, folder: Path, console: Console, live: bool
 ) -> EpisodeResult:  # fmt: skip
     """Lets the env's expert play, without noise, in a worker of its own."""
     start = episode.start

@@ -25,7 +25,7 @@ from embodied.learn.step.mfu import peak_flops
 from embodied.learn.trainer import Trainer
 from embodied.observe.terminal.console import Console
 from embodied.run import summary
-from embodied.run.build.given import Checked, EnvSide
+from embodied.run.build.given import Checked, ConfiguredEnv
 from embodied.run.build.model_reward import make_model_reward
 from embodied.run.build.policy import Model, origin_of, sampling, sizes
 from embodied.run.build.results import failed_verdicts
@@ -38,7 +38,7 @@ from embodied.run.folder.saves import Saves, due
 from embodied.run.session import open_session
 from embodied.run.training import metrics
 from embodied.run.training.collector import Collector
-from embodied.run.training.iteration import InTurn, make_turns, processes_of
+from embodied.run.training.iteration import Synchronous, make_turns, processes_of
 from embodied.runtime.signals import StopSignal
 from embodied.schema import Config
 
@@ -93,8 +93,8 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
 
 
 def train(
-    checked: Checked, turns: InTurn, collector: Collector, trainer: Trainer, evaluator: Evaluator, reporter: Reporter,
-    saves: Saves, stop: StopSignal,
+    checked: Checked, turns: Synchronous, collector: Collector, trainer: Trainer, evaluator: Evaluator,
+    reporter: Reporter, saves: Saves, stop: StopSignal,
 ) -> int:  # fmt: skip
     """Trains until ``runner.max_epochs`` iterations are done or a stop signal comes; returns iterations that are saved.
 
@@ -160,7 +160,7 @@ def _log(reporter: Reporter, iteration: int, found: dict[str, float], together: 
     reporter.sections.reset()
 
 
-def make_trainer(config: Config, side: EnvSide, model: Model) -> Trainer:
+def make_trainer(config: Config, side: ConfiguredEnv, model: Model) -> Trainer:
     """Makes the learner of a training in the env of ``side``."""
     return Trainer(
         policy=model.policy, env=side.spec, actor=config.actor, algorithm=config.algorithm,

@@ -29,7 +29,7 @@ from embodied.observe.terminal.console import Console
 from embodied.parallel.group import Group
 from embodied.protocols import NeedsOfMachine, Policy
 from embodied.run import summary
-from embodied.run.build.given import Checked, EnvSide, Sides
+from embodied.run.build.given import Checked, ConfiguredEnv, Sides
 from embodied.run.build.policy import sizes
 from embodied.run.build.shares import slots_of
 from embodied.run.build.simulators import MAX_POLICY_BATCH, rows_of_call
@@ -173,7 +173,7 @@ def variations(
         yield f"env.eval.renderer={name} in place of {renderer}", _changed(usual, {"renderer": name}, {})
 
 
-def _renderers(side: EnvSide, used: str, console: Console) -> Iterator[str]:
+def _renderers(side: ConfiguredEnv, used: str, console: Console) -> Iterator[str]:
     """Yields the other renderers of the env that work here."""
     takes = "renderer" in inspect.signature(load_target(side.config.target, "env.eval._target_")).parameters
     if not takes or not isinstance(side.env, NeedsOfMachine):

@@ -27,7 +27,7 @@ from embodied.run.build.simulators import Simulators, open_fork_server
 from embodied.run.folder.beside.reports import Reports
 from embodied.run.folder.folder import RunFolder
 from embodied.run.folder.reporter import Reporter
-from embodied.run.memory.say import Plan, plan_dry_run
+from embodied.run.memory.say import MemoryPlan, plan_dry_run
 from embodied.runtime.engine.engine import Engine
 from embodied.runtime.pool.fork_server import ForkServer
 
@@ -39,7 +39,7 @@ class Session:
     reporter: Reporter
     folder: RunFolder
     server: ForkServer | None  # forks env workers; None = each is started by itself
-    memory: Plan | None  # what a dry run would take; None: it is none, or it counts nothing
+    memory: MemoryPlan | None  # what a dry run would take; None: it is none, or it counts nothing
     model: Model
     engine: Callable[[], AbstractContextManager[Engine | None]]  # opens the inference engine, if there is to be one
 

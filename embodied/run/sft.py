@@ -17,7 +17,7 @@ from embodied.learn.cloning import Cloner
 from embodied.observe.terminal.console import Console
 from embodied.run import summary
 from embodied.run.build.demonstrations import Demonstrated
-from embodied.run.build.given import Checked, EnvSide
+from embodied.run.build.given import Checked, ConfiguredEnv
 from embodied.run.build.policy import Model, origin_of
 from embodied.run.evaluation.evaluator import Evaluator
 from embodied.run.folder.latest_files import earlier, newest_of
@@ -103,6 +103,6 @@ def train(
     return saves.finish(iteration, cloner.steps_done)
 
 
-def make_cloner(config: Config, side: EnvSide, shown: Demonstrated, model: Model) -> Cloner:
+def make_cloner(config: Config, side: ConfiguredEnv, shown: Demonstrated, model: Model) -> Cloner:
     """Makes the learner of a training in the env of ``side``."""
     return Cloner(model.policy, side.spec, config, shown.train, shown.held_out, model.device, model.sharding)

@@ -11,7 +11,7 @@ from embodied.learn.cloning import Cloner
 from embodied.learn.trainer import Trainer
 from embodied.parallel.group import Group
 from embodied.protocols import Policy, SaysWhatItReads
-from embodied.run.build.given import EnvSide, Sides
+from embodied.run.build.given import ConfiguredEnv, Sides
 from embodied.run.build.model_reward import ModelReward
 from embodied.run.build.policy import Model, Sizes
 from embodied.run.build.shares import slots_of, workers_of
@@ -92,7 +92,7 @@ def of_cloning(
 
 
 def of_evaluation(
-    composed: Composed, side: EnvSide, processes: Group, model: Model, sizes: Sizes, folder: Path
+    composed: Composed, side: ConfiguredEnv, processes: Group, model: Model, sizes: Sizes, folder: Path
 ) -> list[list[str]]:  # fmt: skip
     """Returns the derived numbers of an evaluation alone."""
     config = composed.config
@@ -119,7 +119,7 @@ def of_evaluation(
 
 
 def of_answers(
-    composed: Composed, side: EnvSide, processes: Group, counts: object, sizes: Sizes, folder: Path
+    composed: Composed, side: ConfiguredEnv, processes: Group, counts: object, sizes: Sizes, folder: Path
 ) -> list[list[str]]:  # fmt: skip
     """Returns the derived numbers of an evaluation of answers in a file.
 
@@ -190,7 +190,7 @@ def _process_lines(processes: Group, model: Model) -> list[list[str]]:
     return [["processes", f"{size}, {model.sharding}"]] if size > 1 else []
 
 
-def _evaluations(config: schema.Config, side: EnvSide, model: Model, folder: Path) -> list[list[str]]:
+def _evaluations(config: schema.Config, side: ConfiguredEnv, model: Model, folder: Path) -> list[list[str]]:
     """Returns when a training evaluates, and under which conditions."""
     interval = config.runner.val_check_interval
     if interval <= 0:
@@ -204,13 +204,13 @@ def _evaluations(config: schema.Config, side: EnvSide, model: Model, folder: Pat
     ]
 
 
-def _perturbed(side: EnvSide, episodes: int) -> list[list[str]]:
+def _perturbed(side: ConfiguredEnv, episodes: int) -> list[list[str]]:
     """Says how many episodes of an evaluation are perturbed; nothing if none is."""
     count = len(side.conditions)
     return [["perturbed episodes", f"{count * episodes} more = {count} conditions × {episodes}"]] if count else []
 
 
-def _randomised(side: EnvSide) -> list[list[str]]:
+def _randomised(side: ConfiguredEnv) -> list[list[str]]:
     """Says what perturbs the groups of a training; nothing if nothing does."""
     perturb, count = side.config.perturb, len(side.conditions)
     if perturb is None:
@@ -225,7 +225,7 @@ def _followed(composed: Composed) -> list[list[str]]:
 
 
 def _slot_lines(
-    config: schema.Config, processes: Group, sizes: Sizes, side: EnvSide, slots: int
+    config: schema.Config, processes: Group, sizes: Sizes, side: ConfiguredEnv, slots: int
 ) -> list[list[str]]:  # fmt: skip
     hosts = processes.of("rollout")
     each = " in each process" if hosts.size > 1 else ""
@@ -262,7 +262,7 @@ def _peak(trainer: Trainer, config: schema.Config) -> str:
     return f"peak {peak / 1e12:.3g} TFLOP/s ({'measured' if setting == 'measure' else 'runner.peak_tflops'})"
 
 
-def _extra(algorithm: schema.AlgorithmConfig, side: EnvSide, sizes: Sizes) -> str:
+def _extra(algorithm: schema.AlgorithmConfig, side: ConfiguredEnv, sizes: Sizes) -> str:
     """Says what an iteration may run beside its plan; all of it fits into the same rows."""
     texts = []
     if algorithm.dynamic_sampling:

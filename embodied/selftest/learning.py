@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from embodied.learn.step.engine import Engine
+from embodied.learn.step.engine import StepEngine
 from embodied.learn.watch import unwatched
 from embodied.parallel.sharding import Parallel
 from embodied.selftest.policies import Made, Question, there
@@ -41,7 +41,7 @@ def evaluate(made: Made, records: Mapping[str, Tensor]) -> Evaluation:
     return _on_cpu(found)
 
 
-def learn(made: Made, records: Mapping[str, Tensor], engine: Engine | None = None) -> Learned:
+def learn(made: Made, records: Mapping[str, Tensor], engine: StepEngine | None = None) -> Learned:
     """Makes one optimizer step on records (:func:`step`), and looks at everything.
 
     Args:
@@ -65,7 +65,7 @@ def trained(made: Made) -> dict[str, Tensor]:
 
 
 def step(
-    made: Made, records: Mapping[str, Tensor], engine: Engine, look: Callable[[], bool] = lambda: True
+    made: Made, records: Mapping[str, Tensor], engine: StepEngine, look: Callable[[], bool] = lambda: True
 ) -> float:  # fmt: skip
     """Makes one optimizer step on records, in one pass, with numbers from −1 to 1 in place of advantages; its loss.
 
@@ -88,9 +88,9 @@ def step(
         return engine.take([torch.arange(rows)], passed, backward, hook=look).loss
 
 
-def engine_of(made: Made, parallel: Parallel | None = None) -> Engine:
+def engine_of(made: Made, parallel: Parallel | None = None) -> StepEngine:
     """Makes what a run makes its optimizer steps with."""
-    return Engine(made.policy, made.config.actor, parallel, iterations=10, max_bad_updates=1)
+    return StepEngine(made.policy, made.config.actor, parallel, iterations=10, max_bad_updates=1)
 
 
 def counted(spec: PolicySpec, records: Mapping[str, Tensor]) -> Tensor:

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from embodied.cli import piped
-from embodied.errors import ConfigError, EmbodiedError, told
+from embodied.errors import ConfigError, EmbodiedError, printed
 from embodied.observe.terminal.console import Console, make_console
 from embodied.parallel.group import Group
 from embodied.protocols import Batched
-from embodied.run.build.given import EnvSide, Sides
+from embodied.run.build.given import ConfiguredEnv, Sides
 from embodied.run.build.pools import pool_config
 from embodied.run.build.preflight import check
 from embodied.runtime.channel import Command, Completion, Kind
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         checked = check(compose(overrides, "train", folders), Group())
         run(checked.config, checked.sides, make_console())
     except EmbodiedError as error:
-        print(told(error), file=sys.stderr)
+        print(printed(error), file=sys.stderr)
         return 2
     return 0
 
@@ -95,7 +95,7 @@ def run(config: Config, sides: Sides, console: Console) -> None:
 
 
 def measure_env(
-    config: Config, side: EnvSide, policy: Policy, folder: Path
+    config: Config, side: ConfiguredEnv, policy: Policy, folder: Path
 ) -> tuple[EnvCost, dict[str, np.ndarray]]:  # fmt: skip
     """Measures one worker with one slot: its start, resets to two starts of a task, chunks of random actions.
 
@@ -170,8 +170,8 @@ def measure_policy(
     with torch.inference_mode():
         for rows in BATCHES:
             batch = {name: torch.from_numpy(np.repeat(value, rows, 0)).to(device) for name, value in obs.items()}
-            told = policy.encode_instructions([env.tasks[0]] * rows)
-            batch |= {name: values.to(device) for name, values in told.items()}
+            printed = policy.encode_instructions([env.tasks[0]] * rows)
+            batch |= {name: values.to(device) for name, values in printed.items()}
             drawn_noise = torch.rand(rows, *noise, device=device)
 
             def call(batch: Any = batch, noise: torch.Tensor = drawn_noise) -> None:

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from typing import Any
 
 from embodied.cli import piped
-from embodied.errors import ConfigError, EmbodiedError, told
+from embodied.errors import ConfigError, EmbodiedError, printed
 from embodied.evaluation.compare import Comparison, same_protocol
 from embodied.evaluation.comparison_text import (
     LETTERS,
@@ -31,7 +31,7 @@ from embodied.evaluation.comparison_text import (
     table,
 )
 from embodied.evaluation.pairwise import Pairs, pairs
-from embodied.evaluation.results import Evaluation, read
+from embodied.evaluation.results import WrittenEvaluation, read
 from embodied.observe.terminal.console import Console, make_console
 
 
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if first == 0:  # the others are all compared with A
                 raise error
     except EmbodiedError as error:
-        print(told(error), file=sys.stderr)
+        print(printed(error), file=sys.stderr)
         return 2
     if given.json:
         print(json.dumps(all_as_json(found, len(evaluations)), indent=1, default=str))
@@ -83,7 +83,7 @@ def _arguments() -> argparse.ArgumentParser:
 # -- tables ----------------------------------------------------------------------------------------------------------
 
 
-def show(console: Console, evaluations: Sequence[Evaluation], found: Pairs) -> None:
+def show(console: Console, evaluations: Sequence[WrittenEvaluation], found: Pairs) -> None:
     """Prints which evaluations there are, then each comparison, and of several all in one table."""
     rows = [
         [letter, str(one.file), str(one.conditions.get("weights", "")), *(_not_run(one) or [])]
@@ -107,7 +107,7 @@ def _summed_up(one: Comparison) -> list[str]:
     return [f"{names[1]} against {names[0]}", f"{row.difference:+.1%}", interval(row), *p_values, verdict]
 
 
-def _not_run(one: Evaluation) -> list[str]:
+def _not_run(one: WrittenEvaluation) -> list[str]:
     return [f"{one.not_run} planned episodes were not run, and count neither way"] if one.not_run else []
 
 

@@ -24,7 +24,7 @@ from embodied.observe.terminal.console import Console
 from embodied.parallel.group import Group
 from embodied.protocols import Expert, MistakenExpert
 from embodied.run import command
-from embodied.run.build.given import EnvSide
+from embodied.run.build.given import ConfiguredEnv
 from embodied.run.build.pools import pool_config
 from embodied.run.build.shares import render_gpus_of
 from embodied.run.folder.folder import RunFolder
@@ -42,7 +42,7 @@ from embodied.types import DiscreteAction, Start
 TRIES = 10  # attempts for each demonstration unless demos.max_attempts says otherwise
 
 
-def make(composed: Composed, side: EnvSide, console: Console, stop: StopSignal) -> None:
+def make(composed: Composed, side: ConfiguredEnv, console: Console, stop: StopSignal) -> None:
     """Record until ``demos.episodes`` are there, or a stop signal comes.
 
     Raises:
@@ -90,7 +90,7 @@ def make(composed: Composed, side: EnvSide, console: Console, stop: StopSignal) 
 
 
 def _record(
-    config: Config, side: EnvSide, writer: Writer, logs: Path, stop: StopSignal, console: Console
+    config: Config, side: ConfiguredEnv, writer: Writer, logs: Path, stop: StopSignal, console: Console
 ) -> None:  # fmt: skip
     spec = side.spec
     wanted = config.demos.episodes
@@ -117,7 +117,7 @@ def _record(
     )
 
 
-def _open_recorder(config: Config, side: EnvSide, logs: Path, console: Console, opened: ExitStack) -> Recorder:
+def _open_recorder(config: Config, side: ConfiguredEnv, logs: Path, console: Console, opened: ExitStack) -> Recorder:
     """Starts workers of one slot each; ``opened`` ends them."""
     processes, workers = Group(), _workers(config)  # it is one process
     job = ExpertJob(config.runner.seed, config.demos.noise_std, config.demos.mistakes)
@@ -134,7 +134,7 @@ def _open_recorder(config: Config, side: EnvSide, logs: Path, console: Console, 
     return Recorder(pool, slab, side.max_steps, side.spec.retry_safe, job)
 
 
-def _start(config: Config, side: EnvSide, attempt: int) -> Start:
+def _start(config: Config, side: ConfiguredEnv, attempt: int) -> Start:
     plan = train_plan(
         side.spec, seed=config.runner.seed, iteration=attempt, episodes=1, group_size=1, env_seed=config.start_seed,
         held_out=config.protocol.held_out_states,
@@ -153,11 +153,11 @@ def in_order(results: Iterator[tuple[int, Recording | None]], first: int) -> Ite
             due += 1
 
 
-def _identity(config: Config, side: EnvSide) -> dict[str, Any]:
+def _identity(config: Config, side: ConfiguredEnv) -> dict[str, Any]:
     return {"_target_": side.config.target, **side.kwargs, "seed": config.start_seed}
 
 
-def _facts(config: Config, side: EnvSide) -> dict[str, Any]:
+def _facts(config: Config, side: ConfiguredEnv) -> dict[str, Any]:
     held_out = config.protocol.held_out_states
     facts = {"seed": config.runner.seed, "noise_std": config.demos.noise_std, "max_steps": side.max_steps}
     facts |= {"mistakes": config.demos.mistakes} if config.demos.mistakes else {}
@@ -168,7 +168,7 @@ def _workers(config: Config) -> int:
     return num_workers(config.env.num_workers, config.demos.episodes)
 
 
-def _plan(config: Config, side: EnvSide, path: Path) -> list[list[str]]:
+def _plan(config: Config, side: ConfiguredEnv, path: Path) -> list[list[str]]:
     spec, demos = side.spec, config.demos
     ends = "succeed or end in the mistake" if demos.mistakes else "succeed"
     starts = sum(states_of_training(spec, config.protocol.held_out_states))

@@ -17,7 +17,7 @@ from embodied.doctor.checks import configuration, data_sets, devices, machine, s
 from embodied.doctor.findings import Finding, of_error, once
 from embodied.doctor.report import as_json, show
 from embodied.doctor.running import Check, run_all
-from embodied.errors import ConfigError, EmbodiedError, told
+from embodied.errors import ConfigError, EmbodiedError, printed
 from embodied.observe.terminal.console import NullConsole, make_console
 from embodied.schema.compose.arguments import parse_argv
 from embodied.schema.compose.compose import Composed, compose_unchecked
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         every, given = sampled([word for word in given if word != "--json"])
         overrides, folders, _ = parse_argv(given, "tools.doctor")
     except EmbodiedError as error:
-        print(told(error), file=sys.stderr)
+        print(printed(error), file=sys.stderr)
         return 2
     found: list[Finding] = []
     composed: Composed | None = None

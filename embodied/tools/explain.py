@@ -21,7 +21,7 @@ from pathlib import Path
 
 from embodied import errors
 from embodied.cli import piped
-from embodied.errors import ConfigError, EmbodiedError, did_you_mean, told
+from embodied.errors import ConfigError, EmbodiedError, did_you_mean, printed
 from embodied.observe import metrics
 from embodied.observe.metrics import METRICS, STAGES
 from embodied.schema.compose import of_hydra
@@ -112,8 +112,8 @@ def explain(name: str) -> list[Entry]:
         return found
     if found := _keys_that_end_so(wanted, known):
         return found
-    if told := hint(wanted).strip():
-        return [Entry(wanted, "key of another system", [told], ["docs/migrate.md"])]
+    if printed := hint(wanted).strip():
+        return [Entry(wanted, "key of another system", [printed], ["docs/migrate.md"])]
     choices = [Entry(one.name, "choice", [one.meaning], [one.file]) for one in choices_called(wanted)]
     found = _of_short_name(wanted, known) or [one for one in known.values() if _has(one.name, wanted)]
     if choices:
@@ -142,8 +142,8 @@ def _of_short_name(wanted: str, known: Mapping[str, Entry]) -> list[Entry]:
     every = [_of_argument(f"{section}.{one.name}", one) for section in SECTIONS for one in arguments(section)]
     if found := [entry for entry in every if entry.name.rpartition(".")[2] == wanted]:
         return found
-    if told := elsewhere(wanted).strip():
-        return [Entry(wanted, "key of another system", [told], ["docs/migrate.md"])]
+    if printed := elsewhere(wanted).strip():
+        return [Entry(wanted, "key of another system", [printed], ["docs/migrate.md"])]
     return [
         *(entry for entry in known.values() if _has(entry.name, wanted)),
         *(entry for entry in every if _has(entry.name.rpartition(".")[2], wanted)),
@@ -187,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             for entry in explain(name):
                 print(*entry.text, sep="\n  ")
     except EmbodiedError as error:
-        print(told(error), file=sys.stderr)
+        print(printed(error), file=sys.stderr)
         return 2
     return 0
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embodied.cli import piped
-from embodied.errors import CheckpointError, ConfigError, EmbodiedError, told, unknown_name
+from embodied.errors import CheckpointError, ConfigError, EmbodiedError, printed, unknown_name
 from embodied.evaluation.provenance import NOTED, noted
 from embodied.instructions import of_messages
 from embodied.lib.files import EXPORT_FILE
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _carry_out(given, make_console())
     except EmbodiedError as error:
-        print(told(error), file=sys.stderr)
+        print(printed(error), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
@@ -217,9 +217,9 @@ def facts_of(
     source: dict[str, Any] = {"checkpoint": str(checkpoint), "run": run_of(checkpoint).name}
     source |= {"iteration": meta.iteration, "steps": meta.steps, "weight_version": meta.weight_version}
     source[NOTED] = noted(checkpoint)
-    told = {"num_action_chunks": policy.spec.num_action_chunks, "describe": dict(policy.describe())}
+    printed = {"num_action_chunks": policy.spec.num_action_chunks, "describe": dict(policy.describe())}
     return ExportFile(
-        kind, written.dtype, to_json(env), told, dict(written.model), source, dict(written.measured),
+        kind, written.dtype, to_json(env), printed, dict(written.model), source, dict(written.measured),
         written.rounding,
     )  # fmt: skip
 

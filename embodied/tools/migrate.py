@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from embodied.cli import piped
-from embodied.errors import ConfigError, EmbodiedError, told
+from embodied.errors import ConfigError, EmbodiedError, printed
 
 SUFFIXES = {".yaml": "YAML", ".yml": "YAML", ".toml": "TOML", ".sh": "a script", ".txt": "KEY=VALUE lines"}
 SYSTEMS = ("rlinf", "verl", "roll", "cosmos-rl")
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             file.write_text(text, encoding="utf-8")
             print(f"{file}\nrun it: {command(found, given.out, file.stem)}")
     except EmbodiedError as error:
-        print(told(error), file=sys.stderr)
+        print(printed(error), file=sys.stderr)
         return 2
     except OSError as error:
         print(f"error: {error}\n  fix: name a file that can be read, and a folder that can be written", file=sys.stderr)

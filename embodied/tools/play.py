@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embodied.cli import piped
-from embodied.errors import ConfigError, EmbodiedError, told
+from embodied.errors import ConfigError, EmbodiedError, printed
 from embodied.run import command
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         words = overrides(given.words)
     except EmbodiedError as error:
-        print(told(error), file=sys.stderr)
+        print(printed(error), file=sys.stderr)
         return 2
     folders = [part for folder in given.config_dir for part in ("--config-dir", folder)]
     return command.main([*words, *folders, *["--cfg"] * given.cfg], "eval", lambda *session: _player(given)(*session))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from embodied import report
 from embodied.cli import piped
-from embodied.errors import ConfigError, EmbodiedError, told
+from embodied.errors import ConfigError, EmbodiedError, printed
 from embodied.observe.terminal.console import make_console
 from embodied.report.reading import Run
 from embodied.run.folder.beside.reports import FILE
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with console.progress("writing the report", brief=True):
             chosen = report.write(runs, file, given.size)
     except EmbodiedError as error:
-        print(_printable(told(error)), file=sys.stderr)
+        print(_printable(printed(error)), file=sys.stderr)
         return 2
     for run in runs:
         for line in run.problems:

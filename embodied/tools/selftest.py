@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any
 
 from embodied.cli import piped
-from embodied.errors import ConfigError, EmbodiedError, RunFolderError, told, unknown_name
+from embodied.errors import ConfigError, EmbodiedError, RunFolderError, printed, unknown_name
 from embodied.selftest import machine, page, record
 from embodied.selftest.parts import PARTS, Part
 from embodied.selftest.running import Result, Runner
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _Test(given).run()
     except EmbodiedError as error:
-        print(told(error), file=sys.stderr)
+        print(printed(error), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return STOPPED
@@ -111,7 +111,7 @@ class _Test:
         try:
             self._write("running")
         except RunFolderError as error:  # the end of the test writes again, and says it if it fails
-            print(told(error), file=sys.stderr)
+            print(printed(error), file=sys.stderr)
 
     def _write(self, ended: str) -> None:
         asked = {"device": self.device, "minutes": self.minutes, "parts": [part.name for part in self.parts]}

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from embodied.cli import piped
-from embodied.errors import ConfigError, EmbodiedError, UploadError, told
+from embodied.errors import ConfigError, EmbodiedError, UploadError, printed
 from embodied.lib.hidden import in_text, without_environment
 
 HUB = "hf://"
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(in_text(upload(Path(given.folder), given.to)))
         return 0
     except EmbodiedError as error:
-        print(without_environment(in_text(told(error)), _token(given.to)), file=sys.stderr)
+        print(without_environment(in_text(printed(error)), _token(given.to)), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

@@ -19,7 +19,7 @@ from types import FrameType
 
 from embodied import report
 from embodied.cli import piped
-from embodied.errors import ConfigError, EmbodiedError, told
+from embodied.errors import ConfigError, EmbodiedError, printed
 from embodied.report import library, live
 
 
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         pass
     except EmbodiedError as error:
-        print(told(error), file=sys.stderr)
+        print(printed(error), file=sys.stderr)
         return 2
     finally:
         for number, handler in before.items():

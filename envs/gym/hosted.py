@@ -22,16 +22,16 @@ from embodied.types import DiscreteAction, Obs, Start, StepResult
 _STARTS = "starts"
 
 
-class Told(Exception):
+class SlotError(Exception):
     """An error of ours on its way through gymnasium, which makes errors anew from one argument.
 
     Args:
         what: class, message and remedy; or such an error.
     """
 
-    def __init__(self, what: tuple[str, str, str] | Told) -> None:
+    def __init__(self, what: tuple[str, str, str] | SlotError) -> None:
         super().__init__(what)
-        self.what: tuple[str, str, str] = what.what if isinstance(what, Told) else what
+        self.what: tuple[str, str, str] = what.what if isinstance(what, SlotError) else what
 
     def error(self) -> EmbodiedError:
         """The error that it stands for."""
@@ -134,7 +134,7 @@ class HostedBatch:
     def _ask(self, call: Callable[[], Any]) -> Any:
         try:
             return call()
-        except Told as told:
+        except SlotError as told:
             raise told.error() from told
         except (EOFError, ConnectionError) as error:  # a worker would take them for its launcher's end
             self._broken = True
@@ -162,4 +162,4 @@ def _tell(call: Callable[[], Any]) -> Any:
     try:
         return call()
     except EmbodiedError as error:
-        raise Told((type(error).__name__, error.message, error.remedy)) from error
+        raise SlotError((type(error).__name__, error.message, error.remedy)) from error

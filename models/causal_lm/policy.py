@@ -25,7 +25,7 @@ from . import serving
 from .decoding.lane_decoding import LaneDecoding
 from .evaluating import evaluate
 from .files import export as exporting
-from .files.own_code import told
+from .files.own_code import own_code_fact
 from .network.flops import Work, work_of
 from .network.trunk import Trunk
 from .network.vision import check_pictures
@@ -204,7 +204,7 @@ class CausalLMPolicy(nn.Module):
             "vocabulary": f"{self.trunk.vocabulary:,}",
             "prompts": "chat template" if self.tokenizer.chat else "as they are",
             **({} if self.vision is None else self.vision.describe()),
-            **told(
+            **own_code_fact(
                 settings.trust_remote_code or settings.tokenizer_trust_remote_code, self.network,
                 self.tokenizer.tokenizer,
             ),

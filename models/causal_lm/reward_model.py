@@ -14,7 +14,7 @@ from embodied import instructions
 from embodied.errors import CheckpointError, ConfigError, SpecMismatchError, unknown_name
 
 from .files.load import FORMATS, UNREADABLE, folder_of, read_tokenizer, short
-from .files.own_code import may_run, network_code, told
+from .files.own_code import may_run, network_code, own_code_fact
 from .files.weights import Weights
 
 KEY = "reward.model"
@@ -38,7 +38,7 @@ class RewardModel:
     ) -> None:  # fmt: skip
         self._network, self._tokenizer = network.eval().requires_grad_(False), tokenizer
         self._max_length, self._size, self._offload = max_length, micro_batch_size, offload_weight
-        self._device, self._told = torch.device("cpu"), told(trust_remote_code, network, tokenizer)
+        self._device, self._told = torch.device("cpu"), own_code_fact(trust_remote_code, network, tokenizer)
 
     @property
     def network(self) -> nn.Module:

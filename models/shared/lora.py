@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from embodied.errors import CheckpointError, ConfigError, did_you_mean
 
-from .weights.adapter import CONFIG, MERGE, check_plain, merge_fix, read_adapter, said_of
+from .weights.adapter import CONFIG, MERGE, adapter_settings, check_plain, merge_fix, read_adapter
 from .weights.adapter import FILE as ADAPTER_FILE
 
 _PREFIX = "base_model.model."
@@ -146,7 +146,7 @@ def load_adapter(model: nn.Module, folder: Path, ignore: Sequence[Any], merge: s
     Raises:
         CheckpointError: no such file, more than LoRA, other layers, or another rank.
     """
-    given, said = read_adapter(folder), said_of(folder)
+    given, said = read_adapter(folder), adapter_settings(folder)
     check_plain(said, folder, merge)
     given = {name: tensor for name, tensor in given.items() if not any(p.match(name) for p in ignore)}
     given = _without_copies(model, given)

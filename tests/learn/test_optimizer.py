@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from embodied.learn.step.optimizer import Schedule, make_optimizer
+from embodied.learn.step.optimizer import RateSchedule, make_optimizer
 from embodied.schema import LrScheduleConfig, OptimConfig
 from embodied.testing import FakePolicy
 
@@ -27,13 +27,13 @@ def test_each_key_has_its_place(name, kind):
 def test_a_decay_never_begins_within_the_warm_up():
     """Of ten iterations the last eight would be the decay, and four are the warm-up: it begins at four."""
     config = LrScheduleConfig(lr_warmup_iters=4, lr_decay_style="linear", lr_decay_fraction=0.8, lr_warmup_init=0.25)
-    made = Schedule(OptimConfig(lr=0.5), config, 10)
+    made = RateSchedule(OptimConfig(lr=0.5), config, 10)
     assert [made.factor(at) for at in (0, 2, 4, 7, 10)] == pytest.approx([0.5, 0.75, 1.0, 0.5, 0.0])
 
 
 def test_two_constant_schedules_are_the_same_once_both_warm_ups_are_over():
     one, other = (
-        Schedule(OptimConfig(lr=0.5), LrScheduleConfig(lr_warmup_iters=n, lr_decay_style="constant"), 10)
+        RateSchedule(OptimConfig(lr=0.5), LrScheduleConfig(lr_warmup_iters=n, lr_decay_style="constant"), 10)
         for n in (2, 4)
     )
     assert [one.same_from(at, other) for at in (0, 2, 3.9, 4, 9)] == [False, False, False, True, True]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from learner import learner, update
 
-from embodied.learn.step.engine import Engine
+from embodied.learn.step.engine import StepEngine
 from embodied.learn.step.reference import Average, OtherWeights
 from embodied.schema import ActorConfig, ModelConfig, OptimConfig
 from embodied.testing import FakePolicy
@@ -36,7 +36,7 @@ def test_the_average_has_its_decay_of_what_it_was(decay):
     """a ← d·a + (1 − d)·w after each optimizer step, also for a decay below one half."""
     policy = FakePolicy()
     config = ActorConfig(model=ModelConfig(_target_="x"), optim=OptimConfig(lr=0.1, ema_decay=decay, clip_grad=1e9))
-    engine, expected = Engine(policy, config, None, 1, 1), weights(policy)
+    engine, expected = StepEngine(policy, config, None, 1, 1), weights(policy)
     assert isinstance(engine._average, Average)
     for step in range(3):
 

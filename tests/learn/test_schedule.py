@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from embodied.learn.step.optimizer import Schedule, make_optimizer
+from embodied.learn.step.optimizer import RateSchedule, make_optimizer
 from embodied.schema import LrScheduleConfig, OptimConfig
 from embodied.testing import FakePolicy
 
@@ -15,7 +15,7 @@ OPTIM = OptimConfig(lr=0.1, value_lr=0.4)
 
 
 def factors(positions, iterations=10, **config) -> list[float]:
-    schedule = Schedule(OPTIM, LrScheduleConfig(**config), iterations)
+    schedule = RateSchedule(OPTIM, LrScheduleConfig(**config), iterations)
     return [pytest.approx(schedule.factor(position), abs=1e-9) for position in positions]
 
 
@@ -46,7 +46,7 @@ def test_where_the_decay_begins_and_ends():
 
 def test_both_groups_follow_one_shape():
     optimizer = make_optimizer(FakePolicy(value_head=True), OPTIM)
-    Schedule(OPTIM, LrScheduleConfig(lr_decay_style="linear"), 10).apply(optimizer, 7.5)
+    RateSchedule(OPTIM, LrScheduleConfig(lr_decay_style="linear"), 10).apply(optimizer, 7.5)
     assert {group["name"]: group["lr"] for group in optimizer.param_groups} == pytest.approx(
         {"policy": 0.025, "value": 0.1}
     )

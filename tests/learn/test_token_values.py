@@ -153,7 +153,7 @@ def test_recorded_values_are_those_of_training_and_of_the_final_observation(coll
         wanted = torch.where(torch.arange(N) < length, made.policy.evaluate(records, Sampling()).value, 0.0)
         assert torch.equal(records["value"], wanted)
         if result.truncated:
-            told = made._own(arrays, results).told(np.array([result.final_row]))
+            told = made._own(arrays, results).encoded_instructions(np.array([result.final_row]))
             final = torch.zeros(N)
             final[0] = made.policy.value_head[told["last"]]
             assert torch.equal(torch.from_numpy(arrays["value"][result.final_row]), final)

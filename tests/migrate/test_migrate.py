@@ -18,7 +18,7 @@ from embodied.schema import AlgorithmConfig, episodes_per_iteration
 from embodied.schema.compose.compose import compose
 from embodied.schema.keys.paths import at
 from embodied.schema.others import tables
-from embodied.schema.others.translation_rules import said_of
+from embodied.schema.others.translation_rules import translate_key
 from embodied.tools import migrate as tool
 
 HERE = Path(__file__).parents[1] / "migrate"
@@ -157,7 +157,7 @@ def test_simplevlas_starts_of_an_iteration(batch, samples, rounds, slots):
     """rollout_epoch · total_num_envs / group_size are as many starts as they say, each a whole group."""
     theirs = {"data.task_suite_name": "libero_10", "data.n_samples": samples}
     (row,) = tables.find("data.train_batch_size", ["verl"])
-    found = said_of(row, batch, theirs.get)
+    found = translate_key(row, batch, theirs.get)
     assert found.settings == {"algorithm.rollout_epoch": rounds, "env.train.total_num_envs": slots}
     group = int(samples or AlgorithmConfig().group_size)
     assert rounds * slots == int(batch) * group
@@ -169,7 +169,7 @@ def test_simplevlas_starts_of_an_iteration(batch, samples, rounds, slots):
 def test_prompts_of_texts_stay_prompts():
     (row,) = tables.find("data.train_batch_size", ["verl"])
     for get in ({}.get, lambda key: None):
-        assert said_of(row, 64, get).settings == {"data.rollout_batch_size": 64}
+        assert translate_key(row, 64, get).settings == {"data.rollout_batch_size": 64}
 
 
 def test_rlinfs_switch_for_host_memory_says_what_stays():

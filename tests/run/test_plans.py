@@ -11,7 +11,7 @@ import pytest
 
 from embodied.parallel.group import Group
 from embodied.random import Stream
-from embodied.run.build.given import Checked, EnvSide
+from embodied.run.build.given import Checked, ConfiguredEnv
 from embodied.run.build.preflight import check
 from embodied.run.build.results import in_order
 from embodied.run.evaluation.evaluator import job_of, planned
@@ -43,7 +43,7 @@ def collector(one: Checked, episodes: int = 8) -> Collector:
     return Collector(one.config, one.train, simulators, sizes, reporter)  # type: ignore[arg-type]
 
 
-def evaluated(one: Checked) -> tuple[Config, EnvSide]:
+def evaluated(one: Checked) -> tuple[Config, ConfiguredEnv]:
     return one.config, one.eval
 
 

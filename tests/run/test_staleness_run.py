@@ -136,12 +136,12 @@ def test_a_refill_keeps_the_rows_that_an_update_reads(monkeypatch):
         rows_read = np.concatenate([result.rows for result in results])
         seen.append((arrays, rows_read, {name: values[rows_read].copy() for name, values in arrays.items()}))
 
-    def unchanged(owner: turns.Overlapping, *_: Any) -> None:
+    def unchanged(owner: turns.OneStepOff, *_: Any) -> None:
         arrays, rows_read, values = seen[-1]
         assert all(np.array_equal(arrays[name][rows_read], found) for name, found in values.items())
 
     before(monkeypatch, Trainer, "update", compare)
-    before(monkeypatch, turns.Overlapping, "_metrics", unchanged)
+    before(monkeypatch, turns.OneStepOff, "_metrics", unchanged)
     assert run(refills, BESIDE, "algorithm.max_sampling_rounds=2", "runner.max_epochs=3") == 0
     assert len(seen) == 3
     assert [row["rollout/sampling_rounds"] for row in rows()] == [2, 2, 2], "nobody succeeds"

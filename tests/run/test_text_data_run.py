@@ -12,7 +12,7 @@ from logged import rows_of
 
 from embodied import sft, train
 from embodied.parallel.group import Group
-from embodied.run.build.given import EnvSide
+from embodied.run.build.given import ConfiguredEnv
 from embodied.run.build.preflight import check
 from embodied.schema.compose.compose import compose
 from embodied.types import Start
@@ -174,7 +174,7 @@ def test_answers_and_problems_of_a_file_hold_the_same_rows_out():
     demonstrated = check(learned, Group()).demonstrations
     rewarded = check(compose([*files, "runner.task_type=math"], "train", [str(HERE / "config")]), Group())
 
-    def prompts(side: EnvSide) -> set[str]:
+    def prompts(side: ConfiguredEnv) -> set[str]:
         return {side.env.prompt(Start(0, number, 0)) for number in range(side.spec.num_init_states[0])}
 
     out = {one.instruction for one in demonstrated.held_out}

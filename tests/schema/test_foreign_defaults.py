@@ -18,7 +18,7 @@ from embodied.schema.keys.paths import MISSING, at, with_changes
 from embodied.schema.others import tables
 from embodied.schema.others.accepted_no_ops import without_neutral
 from embodied.schema.others.keep_default import silent
-from embodied.schema.others.translation_rules import said_of
+from embodied.schema.others.translation_rules import translate_key
 from embodied.schema.rules.derived_keys import derived
 from embodied.schema.rules.unused_keys import LINKS, PROBLEM_LINKS
 
@@ -84,7 +84,7 @@ def refusals(bases: Mapping[str, Mapping[str, Any]], row: tables.Row) -> list[st
     said: dict[str, str] = {}
     values = values_of(row)
     for name, value in values.items():
-        told = said_of(row, value)
+        told = translate_key(row, value)
         settings = {key: one for key, one in told.settings.items() if key not in ("env", "model")}
         try:
             if told.how == "refused":

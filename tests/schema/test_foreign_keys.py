@@ -26,7 +26,7 @@ from embodied.schema.keys.paths import MISSING, at
 from embodied.schema.others import key_table, tables
 from embodied.schema.others.accepted_no_ops import no_ops
 from embodied.schema.others.hints import hint
-from embodied.schema.others.translation_rules import RULES, said_of
+from embodied.schema.others.translation_rules import RULES, translate_key
 from embodied.schema.others.values import other_values, typed
 from embodied.schema.rules.aliases import SAID
 
@@ -326,7 +326,7 @@ def test_what_rolls_switches_say_together(theirs, ours):
     settings: dict[str, Any] = {}
     for key, value in theirs.items():
         (row,) = tables.find(key, ["roll"])
-        settings |= said_of(row, value, theirs.get).settings
+        settings |= translate_key(row, value, theirs.get).settings
     assert settings == {f"algorithm.{key}": value for key, value in ours.items()}
 
 

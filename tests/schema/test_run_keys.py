@@ -16,7 +16,7 @@ from embodied import schema, train
 from embodied.errors import CheckpointError, ConfigError
 from embodied.learn.checkpoint.checkpoint import Checkpoints
 from embodied.learn.checkpoint.loading import resume
-from embodied.learn.step.optimizer import Schedule, make_optimizer
+from embodied.learn.step.optimizer import RateSchedule, make_optimizer
 from embodied.learn.step.passes import offloaded
 from embodied.parallel.group import Group
 from embodied.parallel.sharding import make_parallel
@@ -204,7 +204,7 @@ def test_the_rates_of_warmup_stable_decay():
         sched = schema.LrScheduleConfig(
             lr_decay_style="wsd", lr_wsd_decay_style=style, lr_wsd_decay_iters=4, min_lr_ratio=0.1, lr_warmup_iters=1
         )
-        schedule = Schedule(optim, sched, 10)
+        schedule = RateSchedule(optim, sched, 10)
         assert [schedule.factor(place) for place in (0.5, 1, 3, 6, 10, 12)] == pytest.approx([0.5, 1, 1, 1, 0.1, 0.1])
         at_places[style] = (schedule.factor(7) - 0.1) / 0.9
     assert at_places["linear"] == pytest.approx(0.75)

@@ -16,7 +16,7 @@ from embodied.errors import EmbodiedError
 from embodied.rows.custom import is_custom
 from embodied.rows.formats import KINDS
 from embodied.run.build.demonstrations import wanted_of
-from embodied.run.build.given import EnvSide
+from embodied.run.build.given import ConfiguredEnv
 from embodied.run.build.sides import make_side
 
 ENV = ("env=", "experiment=")  # beginnings of overrides that choose an env
@@ -64,7 +64,7 @@ def _is_robots(path: str) -> bool:
     return not is_custom(path) and Path(path).suffix not in KINDS
 
 
-def _side(config: schema.Config, overrides: Sequence[str]) -> EnvSide | None:
+def _side(config: schema.Config, overrides: Sequence[str]) -> ConfiguredEnv | None:
     """The env of training; None if none is given, or it cannot be asked, which the check of the configuration says."""
     if not any(word.startswith(ENV) for word in overrides):
         return None

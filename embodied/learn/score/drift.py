@@ -10,7 +10,7 @@ from torch import Tensor
 from embodied.algorithms.aggregation import sequence_means
 from embodied.learn.batch import Batch
 from embodied.learn.step.objective import Objective
-from embodied.learn.step.passes import Evaluator, OwnRecords, until_stopped
+from embodied.learn.step.passes import OwnRecords, PassEvaluator, until_stopped
 from embodied.learn.terms.term import OptimizerBatch
 from embodied.learn.watch import Passed
 from embodied.parallel.modes import without_dropout
@@ -18,7 +18,7 @@ from embodied.parallel.modes import without_dropout
 
 def with_drift(
     whole: OptimizerBatch, keep: Tensor, own: OwnRecords, batch: Batch, chosen: Tensor, objective: Objective,
-    evaluate: Evaluator, size: int, passed: Passed,
+    evaluate: PassEvaluator, size: int, passed: Passed,
 ) -> OptimizerBatch:  # fmt: skip
     """The optimizer batch with its drift, ``mean(lp − lp_old)``, from a pass without gradients and dropout. All ranks
     call it.

@@ -15,7 +15,7 @@ from embodied.algorithms import penalties
 from embodied.algorithms.rewards import Rewards
 from embodied.errors import ConfigError
 from embodied.learn.batch import counts_of
-from embodied.learn.step.passes import Evaluator, OwnRecords, until_stopped
+from embodied.learn.step.passes import OwnRecords, PassEvaluator, until_stopped
 from embodied.learn.step.update_metrics import UpdateMetrics
 from embodied.learn.terms.kl import ReferenceKl
 from embodied.learn.terms.term import Need, Setup
@@ -48,7 +48,7 @@ class RewardPenalties:
         return frozenset() if self._kl is None else self._kl.needs
 
     def __call__(
-        self, own: OwnRecords, evaluate: Evaluator, size: int, metrics: UpdateMetrics, watch: Watch
+        self, own: OwnRecords, evaluate: PassEvaluator, size: int, metrics: UpdateMetrics, watch: Watch
     ) -> np.ndarray | None:
         """What is added to the rewards of this rank's episodes, float32 [R, V]; None if nothing is.
 
@@ -69,7 +69,7 @@ class RewardPenalties:
         return found
 
     def _kl_rewards(
-        self, kl: ReferenceKl, own: OwnRecords, evaluate: Evaluator, size: int, metrics: UpdateMetrics, watch: Watch
+        self, kl: ReferenceKl, own: OwnRecords, evaluate: PassEvaluator, size: int, metrics: UpdateMetrics, watch: Watch
     ) -> np.ndarray:
         """KL of each reward's elements towards the reference, before ``β``: float32 [R, V]."""
         rewards, layout = self._setup.rewards, self._setup.layout

@@ -27,7 +27,7 @@ from embodied.learn.batch import Batch
 from embodied.learn.score.recompute import Recomputer
 from embodied.learn.score.reward_penalties import RewardPenalties
 from embodied.learn.step.objective import Objective
-from embodied.learn.step.passes import Evaluator, OwnRecords, until_stopped
+from embodied.learn.step.passes import OwnRecords, PassEvaluator, until_stopped
 from embodied.learn.step.update_metrics import UpdateMetrics
 from embodied.learn.terms.term import Need, Setup
 from embodied.learn.watch import Watch, unwatched
@@ -76,7 +76,7 @@ class Scorer:
         return self._penalties.needs
 
     def __call__(
-        self, own: OwnRecords, results: Sequence[EpisodeResult], evaluate: Evaluator,
+        self, own: OwnRecords, results: Sequence[EpisodeResult], evaluate: PassEvaluator,
         baselines: Mapping[Start, float] | None = None, metrics: UpdateMetrics | None = None, watch: Watch = unwatched,
     ) -> Scored:  # fmt: skip
         """Score ``results``, the episodes of all ranks in the plan's order. All ranks call it, and get the same.
@@ -134,7 +134,7 @@ class Scorer:
         keep = filters.within_bounds(returns, ids, algorithm.rewards_lower_bound, algorithm.rewards_upper_bound)
         return keep.nonzero().flatten().tolist()
 
-    def _with_proximal(self, own: OwnRecords, batch: Batch, evaluate: Evaluator, watch: Watch) -> Batch:
+    def _with_proximal(self, own: OwnRecords, batch: Batch, evaluate: PassEvaluator, watch: Watch) -> Batch:
         """The batch with log-probs of the policy before this iteration's first update."""
         found = torch.zeros(len(batch), self._objective.layout.size)
         parts = own.parts(batch.ranks, self._carries_gradient(batch), batch.rows, self._size, forward_only=True)

@@ -19,7 +19,7 @@ import torch
 
 from embodied.learn.step.finite import FiniteUpdates
 from embodied.learn.step.loss_scale import LossScale
-from embodied.learn.step.optimizer import Schedule, make_optimizer
+from embodied.learn.step.optimizer import RateSchedule, make_optimizer
 from embodied.learn.step.passes import Part, until_stopped
 from embodied.learn.step.reference import Average
 from embodied.learn.step.resting import RestingState
@@ -48,7 +48,7 @@ class Taken:
     norm: float = 0.0  # 2-norm of the gradient before it was clipped
 
 
-class Engine:
+class StepEngine:
     """Owns the optimizer and what surrounds it: learning rates, loss scale, guard, moving average, weight version.
 
     Args:
@@ -67,7 +67,7 @@ class Engine:
         self.finite = FiniteUpdates(max_bad_updates)
         self.weight_version = 0
         self._optim, self._frees = actor.optim, actor.offload_grad
-        self._schedule = Schedule(actor.optim, actor.lr_sched, iterations)
+        self._schedule = RateSchedule(actor.optim, actor.lr_sched, iterations)
         self._average = Average(policy) if actor.optim.ema_decay is not None else None
 
     @property
@@ -172,9 +172,9 @@ class Engine:
 
 
 class Stepping:
-    """What every learner shows of its :class:`Engine`, for checkpoints and recipes."""
+    """What every learner shows of its :class:`StepEngine`, for checkpoints and recipes."""
 
-    engine: Engine
+    engine: StepEngine
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:

@@ -56,7 +56,7 @@ def make_optimizer(policy: Policy, optim: OptimConfig) -> torch.optim.Optimizer:
     )
 
 
-class Schedule:
+class RateSchedule:
     """Learning rates as a function of how far the run is, in iterations: ``2.5`` is the middle of the third.
 
     Optimizer step k of the n of iteration i (from 0) is at ``i + k/n``, k = 1..n, however many steps the other
@@ -80,7 +80,7 @@ class Schedule:
         """Iteration at which the warm-up ends."""
         return self._warmup
 
-    def same_from(self, position: float, other: Schedule) -> bool:
+    def same_from(self, position: float, other: RateSchedule) -> bool:
         """Whether another schedule of the same keys gives the same rates from ``position`` on."""
         if self._config.lr_decay_style != "constant":
             return (self._warmup, self._end) == (other._warmup, other._end)

@@ -80,7 +80,7 @@ class OwnRecords:
     def light(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """The decisions in ``rows`` int64 [n] with their encoded instructions, [n, …]; no observations."""
         decisions = {name: self.arrays[name][rows] for name in self.policy.spec.decision}
-        return decisions | {name: values.numpy() for name, values in self.told(rows).items()}
+        return decisions | {name: values.numpy() for name, values in self.encoded_instructions(rows).items()}
 
     def gather(self, rows: np.ndarray) -> dict[str, Tensor]:
         """Copies what the policy reads of ``rows`` int64 [n] to the device, tensors [n, …].
@@ -90,10 +90,10 @@ class OwnRecords:
         rows = rows if len(rows) else self.unused
         fields = [*instructions.fields_of(self.env), *self.policy.spec.decision]
         fields += [RECORDED] if RECORDED in self.arrays else []
-        told = {name: values.to(self.device) for name, values in self.told(rows).items()}
+        told = {name: values.to(self.device) for name, values in self.encoded_instructions(rows).items()}
         return gather(self.arrays, fields, rows, self.device) | told
 
-    def told(self, rows: np.ndarray) -> Mapping[str, Tensor]:
+    def encoded_instructions(self, rows: np.ndarray) -> Mapping[str, Tensor]:
         """Encodes the instructions of ``rows`` int64 [n], tensors [n, …]."""
         return self.policy.encode_instructions(instructions.of_rows(self.env, self.arrays, rows))
 
@@ -157,7 +157,7 @@ def offloaded(wanted: bool) -> AbstractContextManager[object]:
 
 
 @dataclass(frozen=True)
-class Evaluator:
+class PassEvaluator:
     """Makes the forward passes of the policy and of its reference.
 
     Args:

@@ -21,7 +21,7 @@ from embodied.types import EnvSpec
 
 
 @dataclass(frozen=True)
-class EnvSide:
+class ConfiguredEnv:
     """``env.train`` or ``env.eval`` with what its env offers. Sides of equal ``identity`` can share their workers."""
 
     name: str
@@ -42,8 +42,8 @@ class EnvSide:
 class Sides(NamedTuple):
     """The envs of a run."""
 
-    train: EnvSide
-    eval: EnvSide
+    train: ConfiguredEnv
+    eval: ConfiguredEnv
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Checked:
     """A configuration whose envs were constructed (not built) and found to exist, and the processes of the run."""
 
     composed: Composed
-    train: EnvSide
-    eval: EnvSide
+    train: ConfiguredEnv
+    eval: ConfiguredEnv
     processes: Group
     demonstrations: Demonstrated  # none unless the run is supervised
 

@@ -21,7 +21,7 @@ from embodied.errors import NumericalError
 from embodied.parallel.barrier import Interruptible
 from embodied.parallel.collectives import together
 from embodied.parallel.group import Group
-from embodied.parallel.reward_shards import RewardShards, check_can_shard, told, units_in
+from embodied.parallel.reward_shards import RewardShards, check_can_shard, shares_text, units_in
 from embodied.protocols import RewardModel
 from embodied.run.build.policy import Model
 from embodied.run.build.texts import Details, last_answer
@@ -145,5 +145,5 @@ def make_model_reward(config: schema.RewardConfig, processes: Group, model: Mode
     if group.size == 1:
         return ModelReward(made.to(model.device), config.reward_model_weight, "one, which holds all of it")
     if dry:  # processes are not connected, and the device may have room for a part alone
-        return ModelReward(made, config.reward_model_weight, told(group.size, units_in(shardable, least)))
+        return ModelReward(made, config.reward_model_weight, shares_text(group.size, units_in(shardable, least)))
     return TogetherReward(RewardShards(shardable, least, group, model.device), config.reward_model_weight)

@@ -10,11 +10,11 @@ from embodied import schema
 from embodied.errors import ConfigError
 from embodied.perturbations import Perturbation
 from embodied.protocols import Batched, Env, MovesCameras
-from embodied.run.build.given import EnvSide
+from embodied.run.build.given import ConfiguredEnv
 from embodied.types import ContinuousAction, EnvSpec
 
 
-def check(config: schema.Config, side: EnvSide) -> None:
+def check(config: schema.Config, side: ConfiguredEnv) -> None:
     """Refuses perturbations that the env of a side cannot have, by name.
 
     Raises:

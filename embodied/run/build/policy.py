@@ -21,7 +21,7 @@ from embodied.parallel.group import Group
 from embodied.parallel.same_weights import check_same_weights
 from embodied.parallel.sharding import Parallel, make_parallel, plan_parallel
 from embodied.protocols import Policy
-from embodied.run.build.given import EnvSide, Sides
+from embodied.run.build.given import ConfiguredEnv, Sides
 from embodied.run.build.shares import only_evaluates, slots_of
 from embodied.run.folder import launches
 from embodied.run.folder.folder import RunFolder
@@ -142,7 +142,7 @@ def make_policy(config: schema.Config, device: torch.device) -> Policy:
     return policy
 
 
-def origin_of(config: schema.Config, side: EnvSide) -> Origin:
+def origin_of(config: schema.Config, side: ConfiguredEnv) -> Origin:
     """Returns what checkpoints say of where their policy comes from: the model, and the env of ``side``."""
     model, seed = config.actor.model, config.runner.seed
     kwargs = schema.target_kwargs(model, "actor.model")

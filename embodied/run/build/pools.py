@@ -10,13 +10,13 @@ from pathlib import Path
 from embodied import schema
 from embodied.parallel.group import Group
 from embodied.protocols import Batched
-from embodied.run.build.given import EnvSide
+from embodied.run.build.given import ConfiguredEnv
 from embodied.run.build.shares import render_gpus_of, workers_of
 from embodied.runtime.pool.pool import Deadlines, PoolConfig
 from embodied.runtime.worker.reward import ShapedReward
 
 
-def pool_config(side: EnvSide, slots: int, config: schema.Config, logs: Path, processes: Group) -> PoolConfig:
+def pool_config(side: ConfiguredEnv, slots: int, config: schema.Config, logs: Path, processes: Group) -> PoolConfig:
     """Translates the configuration of a side, with ``slots`` env slots in this process, for the pool."""
     env, commands, completions = config.env, config.rollout.channel, config.env.channel
     return PoolConfig(

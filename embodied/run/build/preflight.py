@@ -14,7 +14,7 @@ from embodied.parallel.group import Group
 from embodied.protocols import SafeStop, SaysHowLong
 from embodied.run.build import engine_process, perturbations, shares
 from embodied.run.build.demonstrations import Demonstrated
-from embodied.run.build.given import Checked, EnvSide
+from embodied.run.build.given import Checked, ConfiguredEnv
 from embodied.run.build.sides import make_side
 from embodied.run.folder.folder import check_writable
 from embodied.runtime.pool.file_limit import allow
@@ -34,7 +34,7 @@ class Rules:
     def __init__(self, composed: Composed, processes: Group, machine: bool = True) -> None:
         self._machine = machine
         self.composed, self.config, self.processes = composed, composed.config, processes
-        self.sides: dict[str, EnvSide] = {}  # those that were made
+        self.sides: dict[str, ConfiguredEnv] = {}  # those that were made
         self.demonstrated = Demonstrated((), ())
 
     def __iter__(self) -> Iterator[Callable[[], object]]:
@@ -88,7 +88,7 @@ class Rules:
     def _make_side(self, name: str, wanted: schema.EnvSideConfig) -> None:
         self.sides[name] = make_side(name, wanted)
 
-    def _read_demonstrations(self, train: EnvSide) -> None:
+    def _read_demonstrations(self, train: ConfiguredEnv) -> None:
         self.demonstrated = train.kind.read_demonstrations(self.config, train.spec, train.kwargs)
 
 
@@ -108,7 +108,7 @@ def _check_selftest(runner: schema.RunnerConfig) -> None:
         )
 
 
-def _check_same(train: EnvSide, evaluation: EnvSide) -> None:
+def _check_same(train: ConfiguredEnv, evaluation: ConfiguredEnv) -> None:
     if train.spec.obs != evaluation.spec.obs or train.spec.action.field(1) != evaluation.spec.action.field(1):
         raise ConfigError(
             "env.train and env.eval offer different observations: "
@@ -125,7 +125,7 @@ def _check_checkpoint(path: str | None) -> None:
         )
 
 
-def check_held_out(config: schema.Config, *sides: EnvSide) -> None:
+def check_held_out(config: schema.Config, *sides: ConfiguredEnv) -> None:
     """Refuses to hold out initial states that are not there. Raises :class:`ConfigError`."""
     held_out = config.protocol.held_out_states
     for side in sides if held_out else ():
@@ -141,7 +141,7 @@ def check_held_out(config: schema.Config, *sides: EnvSide) -> None:
             )
 
 
-def check_penalty(config: schema.Config, side: EnvSide) -> None:
+def check_penalty(config: schema.Config, side: ConfiguredEnv) -> None:
     penalty = config.reward.overlong_penalty
     if not side.kind.has_steps:
         return  # it counts tokens, and how many there may be the policy says
@@ -153,7 +153,7 @@ def check_penalty(config: schema.Config, side: EnvSide) -> None:
         )
 
 
-def check_deadline(side: EnvSide, config: schema.Config) -> None:
+def check_deadline(side: ConfiguredEnv, config: schema.Config) -> None:
     """Refuses a deadline that a slow step would miss: its worker would be taken for one that hangs."""
     if isinstance(side.env, SaysHowLong) and side.env.longest_step_s >= config.env.step_timeout_s:
         raise ConfigError(
@@ -163,7 +163,7 @@ def check_deadline(side: EnvSide, config: schema.Config) -> None:
         )
 
 
-def check_safe_stop(side: EnvSide, config: schema.Config) -> None:
+def check_safe_stop(side: ConfiguredEnv, config: schema.Config) -> None:
     """Refuses a robot that nothing could stop before its worker is killed."""
     if side.spec.retry_safe:
         return

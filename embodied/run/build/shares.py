@@ -9,7 +9,7 @@ from embodied.errors import ConfigError, unknown_name
 from embodied.parallel import teams
 from embodied.parallel.group import Group
 from embodied.protocols import Batched
-from embodied.run.build.given import EnvSide
+from embodied.run.build.given import ConfiguredEnv
 from embodied.runtime.pool.file_limit import POOL, RANK, RESERVE, WORKER, OpenFiles
 from embodied.runtime.pool.placement import gpus_of_rank, visible_gpus
 from embodied.runtime.pool.pool import num_workers
@@ -31,7 +31,7 @@ def slots_of(config: schema.Config, processes: Group) -> int:
     return processes.of("rollout").divide(evaluation if only_evaluates(config) else max(train, evaluation))
 
 
-def workers_of(side: EnvSide, config: schema.Config, slots: int, processes: Group) -> int:
+def workers_of(side: ConfiguredEnv, config: schema.Config, slots: int, processes: Group) -> int:
     """Returns how many env workers of a process host ``slots``: one a GPU if the env hosts all slots of a worker."""
     requested = config.env.num_workers
     if requested is None and isinstance(side.env, Batched):
@@ -45,7 +45,7 @@ def render_gpus_of(config: schema.Config, processes: Group) -> tuple[int, ...]:
     return gpus_of_rank(visible_gpus() if wanted is None else wanted, processes.local_rank, processes.local_size)
 
 
-def open_files(config: schema.Config, train: EnvSide, evaluation: EnvSide, processes: Group) -> OpenFiles:
+def open_files(config: schema.Config, train: ConfiguredEnv, evaluation: ConfiguredEnv, processes: Group) -> OpenFiles:
     """Counts the files that a process of the run has open at most: with both sides' workers, if evaluations have their
     own."""
     if config.runner.task.records:
@@ -152,7 +152,7 @@ def _ranks(component: str, where: str | int | list[int], size: int) -> set[int]:
     return found
 
 
-def check_queues(side: EnvSide, config: schema.Config, processes: Group) -> None:
+def check_queues(side: ConfiguredEnv, config: schema.Config, processes: Group) -> None:
     """Refuses queues shorter than the slots of a worker: each slot has one message in flight."""
     slots = slots_of(config, processes)
     workers = workers_of(side, config, slots, processes)
@@ -166,7 +166,7 @@ def check_queues(side: EnvSide, config: schema.Config, processes: Group) -> None
             )
 
 
-def check_stages(side: EnvSide, config: schema.Config, processes: Group) -> None:
+def check_stages(side: ConfiguredEnv, config: schema.Config, processes: Group) -> None:
     """Refuses stages that are not whole workers: the slots of a batch wait for each other."""
     slots, stages = slots_of(config, processes), config.rollout.pipeline_stage_num
     workers = workers_of(side, config, slots, processes)
@@ -178,7 +178,7 @@ def check_stages(side: EnvSide, config: schema.Config, processes: Group) -> None
         )
 
 
-def check_lanes(config: schema.Config, train: EnvSide, evaluation: EnvSide) -> None:
+def check_lanes(config: schema.Config, train: ConfiguredEnv, evaluation: ConfiguredEnv) -> None:
     """Refuses another batch in evaluations where they run on the workers of the training."""
     most = config.algorithm.val_rollout_batch_size_per_gpu
     if most is None or only_evaluates(config) or train.identity != evaluation.identity:

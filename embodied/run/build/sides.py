@@ -6,10 +6,10 @@ from embodied import schema
 from embodied.errors import ConfigError
 from embodied.protocols import Env
 from embodied.run.build.action_kind import kind_of
-from embodied.run.build.given import EnvSide
+from embodied.run.build.given import ConfiguredEnv
 
 
-def make_side(name: str, side: schema.EnvSideConfig) -> EnvSide:
+def make_side(name: str, side: schema.EnvSideConfig) -> ConfiguredEnv:
     """Constructs the env of a side and asks what it offers.
 
     Args:
@@ -30,4 +30,4 @@ def make_side(name: str, side: schema.EnvSideConfig) -> EnvSide:
     kind = kind_of(spec)
     steps = kind.max_steps(side.max_episode_steps or spec.max_episode_steps, spec.max_episode_steps)
     conditions = tuple(schema.conditions_of(side.perturb, f"env.{name}.perturb"))
-    return EnvSide(name, side, kwargs, env, spec, steps, conditions, kind)
+    return ConfiguredEnv(name, side, kwargs, env, spec, steps, conditions, kind)

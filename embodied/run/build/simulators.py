@@ -16,7 +16,7 @@ from embodied.parallel.barrier import Interruptible, gather_shares
 from embodied.parallel.group import Group
 from embodied.protocols import Decodes, Policy
 from embodied.run.build.engine import MAX_LANES, max_gap
-from embodied.run.build.given import EnvSide, Sides
+from embodied.run.build.given import ConfiguredEnv, Sides
 from embodied.run.build.policy import Model, record_fields, reproducible_arithmetic
 from embodied.run.build.pools import pool_config
 from embodied.run.build.shares import folder_of_rank, render_gpus_of, slots_of
@@ -112,7 +112,7 @@ class Simulators:
         self._probed = False
         self._learns = model.policy if learns is None else learns
 
-    def open(self, side: EnvSide, rows: int, own_slots: int | None = None, live: bool = False) -> Workers:
+    def open(self, side: ConfiguredEnv, rows: int, own_slots: int | None = None, live: bool = False) -> Workers:
         """Starts the workers of a side, with a slab of ``rows`` records.
 
         Args:
@@ -154,7 +154,7 @@ class Simulators:
         which = "all" if wanted is True else wanted
         return Traces(folder_of_rank(self._folder / "trace", self.processes), which, self.reporter.console.say)
 
-    def _policy_port(self, slab: Slab, side: EnvSide, slots: int) -> PolicyPort:
+    def _policy_port(self, slab: Slab, side: ConfiguredEnv, slots: int) -> PolicyPort:
         """Returns the port through which the policy answers: its own if it has one, an engine's, one with lanes if it
         decodes, or one of whole passes."""
         config, model = self._config, self.model

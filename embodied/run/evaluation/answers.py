@@ -23,8 +23,8 @@ from embodied.errors import ConfigError, DatasetError, did_you_mean
 from embodied.protocols import KnowsPrompts, ReadsProblems
 from embodied.rows.files import SourceFile
 from embodied.rows.formats import Rows, open_rows
-from embodied.run.build.given import EnvSide
-from embodied.run.evaluation.non_policies import AtOnce, StandIn
+from embodied.run.build.given import ConfiguredEnv
+from embodied.run.evaluation.non_policies import ImmediatePort, StandIn
 from embodied.runtime.plan import EVAL_SEEDS
 from embodied.runtime.policy.policy_port import PolicyPort, Request
 from embodied.runtime.slab import Slab
@@ -38,7 +38,7 @@ Place = tuple[int, int]
 # -- the file --------------------------------------------------------------------------------------------------------
 
 
-def read(path: Path, side: EnvSide) -> dict[Place, list[str]]:
+def read(path: Path, side: ConfiguredEnv) -> dict[Place, list[str]]:
     """Reads the answers to each problem, in the order of the file.
 
     Raises:
@@ -91,7 +91,7 @@ def _texts(row: Mapping[str, Any], where: str) -> list[str]:
 class Places:
     """Finds the problem that a row names."""
 
-    def __init__(self, side: EnvSide) -> None:
+    def __init__(self, side: ConfiguredEnv) -> None:
         self._side, self._spec = side, side.spec
         self._prompts: dict[str, Place] | None = None
         self._rows: dict[int, range | dict[int, int]] = {}  # task → rows of its starts, or row → the first start of it
@@ -202,7 +202,7 @@ def _text(prompt: Any, where: str) -> str:
     return instructions.of_messages(prompt)
 
 
-def start_at(place: Place, side: EnvSide) -> Start:
+def start_at(place: Place, side: ConfiguredEnv) -> Start:
     """Returns the start of a problem in an evaluation."""
     task, number = place
     assert isinstance(side.config, EnvEvalConfig)
@@ -239,7 +239,7 @@ class FileAnswers(StandIn):
         found: problem → answers to it.
     """
 
-    def __init__(self, side: EnvSide, found: Mapping[Place, Sequence[str]]) -> None:
+    def __init__(self, side: ConfiguredEnv, found: Mapping[Place, Sequence[str]]) -> None:
         super().__init__(side.spec.action)
         self.plan: list[Episode] = []
         self._texts: dict[int, str] = {}  # by episode
@@ -270,7 +270,7 @@ class FileAnswers(StandIn):
         return {"answers": str(self.counts)}
 
 
-class AnswersPort(AtOnce):
+class AnswersPort(ImmediatePort):
     """A policy port that writes the answer of each episode into its row.
 
     Args:

@@ -10,7 +10,7 @@ from typing import Any
 
 from embodied import schema
 from embodied.learn.checkpoint.metadata import read_meta
-from embodied.run.build.given import EnvSide
+from embodied.run.build.given import ConfiguredEnv
 from embodied.run.build.policy import sampling
 from embodied.schema import EnvEvalConfig
 from embodied.types import PolicySpec
@@ -76,7 +76,9 @@ class Conditions:
         return f"{text}{after}, so success is not the benchmark's unless the env itself ends its episodes there"
 
 
-def conditions(config: schema.Config, side: EnvSide, spec: PolicySpec, folder: Path, iteration: int) -> Conditions:
+def conditions(
+    config: schema.Config, side: ConfiguredEnv, spec: PolicySpec, folder: Path, iteration: int
+) -> Conditions:
     """Returns those of the evaluation of ``side`` after ``iteration`` training iterations of the run in ``folder``."""
     own = side.config
     assert isinstance(own, EnvEvalConfig)
@@ -92,7 +94,7 @@ def conditions(config: schema.Config, side: EnvSide, spec: PolicySpec, folder: P
     )  # fmt: skip
 
 
-def env_of(side: EnvSide) -> dict[str, Any]:
+def env_of(side: ConfiguredEnv) -> dict[str, Any]:
     """Returns which env was evaluated, with its arguments: what makes equally numbered starts the same ones."""
     return {"_target_": side.config.target, **side.kwargs}
 
@@ -106,7 +108,7 @@ def checkpoint_of(config: schema.Config) -> dict[str, Any] | None:
     return {"path": config.runner.ckpt_path, "identity": identity, "model_path": base}
 
 
-def _sampling(config: schema.Config, side: EnvSide) -> dict[str, Any]:
+def _sampling(config: schema.Config, side: ConfiguredEnv) -> dict[str, Any]:
     """How actions are drawn; of robots without what only texts have."""
     drawn = asdict(sampling(config.algorithm.val_sampling_params))
     del drawn["logprob_dtype"]  # a training's alone
@@ -145,7 +147,7 @@ def what_to_expect(config: schema.Config, reward_mode: str, spec: PolicySpec) ->
     ]
 
 
-def limit_of(side: EnvSide) -> str:
+def limit_of(side: ConfiguredEnv) -> str:
     """Returns a note beside the step limit of a side whose env has another limit; else nothing."""
     own = side.spec.max_episode_steps
     return "" if side.max_steps == own else f" (the env's own limit: {own})"

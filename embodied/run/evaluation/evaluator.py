@@ -16,7 +16,7 @@ from embodied.instructions import FAILURES
 from embodied.lib.whole import write_whole
 from embodied.observe.metrics import of_evaluation
 from embodied.random import Stream
-from embodied.run.build.given import EnvSide
+from embodied.run.build.given import ConfiguredEnv
 from embodied.run.build.policy import sampling
 from embodied.run.build.results import add_up, failed_verdicts, in_order, of_problems
 from embodied.run.build.simulators import Simulators, Workers
@@ -54,7 +54,7 @@ class Evaluator:
     """
 
     def __init__(
-        self, composed: Composed, side: EnvSide, simulators: Simulators, folder: Path, reporter: Reporter,
+        self, composed: Composed, side: ConfiguredEnv, simulators: Simulators, folder: Path, reporter: Reporter,
         keep_workers: bool = False, answers: FileAnswers | None = None, resumable: bool = False, ending: str = "",
     ) -> None:  # fmt: skip
         self._answers, self._resumable, self._ending = answers, resumable, ending
@@ -279,7 +279,7 @@ class Evaluator:
         self._kept.close()
 
 
-def planned(config: Config, side: EnvSide) -> list[Episode]:
+def planned(config: Config, side: ConfiguredEnv) -> list[Episode]:
     """Returns the episodes of the policy's evaluation, without perturbed ones and without videos."""
     assert isinstance(side.config, EnvEvalConfig)
     return eval_plan(
@@ -289,7 +289,7 @@ def planned(config: Config, side: EnvSide) -> list[Episode]:
     )  # fmt: skip
 
 
-def job_of(config: Config, side: EnvSide, weight_version: int, slots: int) -> Job:
+def job_of(config: Config, side: ConfiguredEnv, weight_version: int, slots: int) -> Job:
     """Returns how episodes of the evaluation are run, on ``slots`` env slots of a process."""
     return Job(
         sampling(config.algorithm.val_sampling_params), config.runner.seed, Stream.EVAL_NOISE, weight_version,

@@ -35,7 +35,7 @@ class StandIn:
         return iter(())
 
 
-class AtOnce(ABC):
+class ImmediatePort(ABC):
     """A policy port that answers all that waits at each poll
     (:class:`embodied.runtime.policy.policy_port.PolicyPort`)."""
 

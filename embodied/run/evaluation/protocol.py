@@ -19,7 +19,7 @@ from typing import Any
 from embodied.evaluation.provenance import left_out_by
 from embodied.evaluation.results import MEANS
 from embodied.protocols import PreparesPictures
-from embodied.run.build.given import EnvSide
+from embodied.run.build.given import ConfiguredEnv
 from embodied.run.evaluation.conditions import Conditions, env_of
 from embodied.schema.compose.compose import Composed
 from embodied.schema.keys.paths import at
@@ -57,7 +57,7 @@ class Protocol:
 
 
 def protocol(
-    composed: Composed, side: EnvSide, under: Conditions, facts: Sequence[WorkerFacts], policy: object
+    composed: Composed, side: ConfiguredEnv, under: Conditions, facts: Sequence[WorkerFacts], policy: object
 ) -> Protocol:
     """Returns the protocol of an evaluation of ``side`` under ``under``.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from embodied.random import Stream, generator
-from embodied.run.evaluation.non_policies import AtOnce, StandIn
+from embodied.run.evaluation.non_policies import ImmediatePort, StandIn
 from embodied.runtime.policy.policy_port import PolicyPort, Request
 from embodied.runtime.slab import Slab
 from embodied.types import ActionSpec, EnvSpec
@@ -31,7 +31,7 @@ class RandomActions(StandIn):
         return {"actions": "random"}
 
 
-class RandomPort(AtOnce):
+class RandomPort(ImmediatePort):
     """A policy port that draws the action of each request into its row."""
 
     def __init__(self, slab: Slab, action: ActionSpec, seed: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from embodied.learn.step.optimizer import Schedule
+from embodied.learn.step.optimizer import RateSchedule
 from embodied.schema import Config
 
 
@@ -20,7 +20,7 @@ def rescheduled(earlier: Mapping[str, Any] | None, config: Config, iteration: in
     if before is None or before == now or iteration >= now:
         return None
     optim, keys = config.actor.optim, config.actor.lr_sched
-    old, new = Schedule(optim, keys, before), Schedule(optim, keys, now)
+    old, new = RateSchedule(optim, keys, before), RateSchedule(optim, keys, now)
     if new.same_from(iteration, old):
         return None
     were, are = (optim.lr * schedule.factor(iteration) for schedule in (old, new))

@@ -29,7 +29,7 @@ from embodied.parallel.group import Group
 from embodied.protocols import Decodes, Policy, SplitsTexts
 from embodied.run.build import policy as building
 from embodied.run.build.demonstrations import Demonstrated
-from embodied.run.build.given import EnvSide, Sides
+from embodied.run.build.given import ConfiguredEnv, Sides
 from embodied.run.build.shares import only_evaluates, slots_of
 from embodied.run.build.simulators import rows_of_call
 from embodied.run.memory.footprint import NOTHING, Footprint, Gathered, Pass, Passes, Weights, footprint
@@ -182,8 +182,8 @@ class _Counter:
     """
 
     def __init__(
-        self, config: schema.Config, side: EnvSide, processes: Group, prompt: str, policy: Policy, live: LiveBytes,
-        mode: Mode,
+        self, config: schema.Config, side: ConfiguredEnv, processes: Group, prompt: str, policy: Policy,
+        live: LiveBytes, mode: Mode,
     ) -> None:  # fmt: skip
         self._config, self._side, self._processes, self._longest = config, side, processes, prompt
         self._policy, self._live, self._mode = policy, live, mode

@@ -10,7 +10,7 @@ from embodied.errors import SpecMismatchError
 from embodied.instructions import FIELD
 from embodied.protocols import KnowsPrompts, Policy
 from embodied.run.build.demonstrations import Demonstrated
-from embodied.run.build.given import EnvSide, Sides
+from embodied.run.build.given import ConfiguredEnv, Sides
 from embodied.run.build.shares import only_evaluates
 from embodied.runtime.plan import EVAL_SEEDS
 from embodied.schema import Config
@@ -30,7 +30,7 @@ def longest(config: Config, sides: Sides, demonstrations: Demonstrated, policy: 
     return side.kind.longest_prompt(side.spec.tasks, known, partial(_most, side, policy))
 
 
-def _asked(side: EnvSide) -> Iterator[str]:
+def _asked(side: ConfiguredEnv) -> Iterator[str]:
     """Prompts of starts, evenly over all of them. Of several turns the first prompt says little."""
     if side.max_steps > 1 or not isinstance(side.env, KnowsPrompts):
         return
@@ -40,7 +40,7 @@ def _asked(side: EnvSide) -> Iterator[str]:
             yield side.env.prompt(Start(task, number, seeds + number))
 
 
-def _most(side: EnvSide, policy: Policy) -> str:
+def _most(side: ConfiguredEnv, policy: Policy) -> str:
     """The longest filler that an observation can hold and the policy takes."""
     field = side.spec.obs.get(FIELD)
     low, high = 0, field.shape[0] if field is not None else 0  # characters that fit, and that may

@@ -24,7 +24,7 @@ from embodied.runtime.slab import available_memory
 
 
 @dataclass(frozen=True)
-class Plan:
+class MemoryPlan:
     """The memory that a run will take, and what there is."""
 
     config: schema.Config
@@ -130,7 +130,7 @@ def _hold(
 
 def plan_dry_run(
     config: schema.Config, sides: Sides, processes: Group, demonstrations: Demonstrated, console: Console
-) -> Plan | None:  # fmt: skip
+) -> MemoryPlan | None:  # fmt: skip
     """Counts the memory of a run that is only to be looked at; None for any other. Each of several processes does, so
     that all of them know whether it can be built."""
     if not config.runner.dry_run:
@@ -139,7 +139,7 @@ def plan_dry_run(
         return plan(config, sides, processes, demonstrations)
 
 
-def plan(config: schema.Config, sides: Sides, processes: Group, demonstrations: Demonstrated) -> Plan:
+def plan(config: schema.Config, sides: Sides, processes: Group, demonstrations: Demonstrated) -> MemoryPlan:
     """Counts the memory of a run. ``runner.device_memory_gib`` stands for the GPU of another machine."""
     planned, gpu, device = config.runner.device_memory_gib, None, device_of(config.runner, processes)
     total = 0
@@ -149,7 +149,7 @@ def plan(config: schema.Config, sides: Sides, processes: Group, demonstrations: 
         gpu, total = torch.cuda.mem_get_info(device)
     counted = count(config, sides, processes, demonstrations)
     taken = counted.footprint(config, sides, processes, gpu is not None, total)
-    return Plan(config, processes, counted, taken, gpu, available_memory() + resident())
+    return MemoryPlan(config, processes, counted, taken, gpu, available_memory() + resident())
 
 
 def _parts(sizes: Mapping[str, int]) -> str:

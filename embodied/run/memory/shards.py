@@ -22,14 +22,14 @@ from embodied.schema import Config, FsdpConfig
 
 
 @dataclass(frozen=True)
-class Share:
+class RankShare:
     """Bytes that a process holds always, and what it holds besides at times."""
 
     weights: Weights
     gathered: Gathered = NOTHING
 
 
-def share_of(policy: Policy, config: Config, group: Group, several_passes: bool) -> Share:
+def share_of(policy: Policy, config: Config, group: Group, several_passes: bool) -> RankShare:
     """Counts the share of the fullest process.
 
     Args:
@@ -39,7 +39,7 @@ def share_of(policy: Policy, config: Config, group: Group, several_passes: bool)
     """
     if strategy_of(policy, config.actor.fsdp_config, config.algorithm, group)[0] == "replicate":
         weights = _weights(policy, {})
-        return Share(weights, Gathered(summed=weights.trained or 0) if group.size > 1 else NOTHING)
+        return RankShare(weights, Gathered(summed=weights.trained or 0) if group.size > 1 else NOTHING)
     assert isinstance(policy, nn.Module)
     fsdp = config.actor.fsdp_config
     units = units_of(policy, fsdp.wrap_policy)
@@ -50,7 +50,7 @@ def share_of(policy: Policy, config: Config, group: Group, several_passes: bool)
     weights = _weights(policy, {id(p): part_of(p.shape, parts) * p.element_size() for p in sharded})
     kept = _trained(sharded, fsdp) if fsdp.enable_gradient_accumulation and several_passes else 0
     held = sizes.gathered(fsdp.reshard_after_forward)
-    return Share(weights, Gathered(sizes.whole, held, 2 * sizes.largest + kept, on_host=fsdp.cpu_offload))
+    return RankShare(weights, Gathered(sizes.whole, held, 2 * sizes.largest + kept, on_host=fsdp.cpu_offload))
 
 
 def _weights(policy: Policy, parts: dict[int, int]) -> Weights:

@@ -10,7 +10,7 @@ from typing import Any
 from embodied.learn.score.reward_penalties import longest
 from embodied.parallel.barrier import Interruptible
 from embodied.random import Stream
-from embodied.run.build.given import EnvSide
+from embodied.run.build.given import ConfiguredEnv
 from embodied.run.build.model_reward import Answers, ModelReward
 from embodied.run.build.policy import Sizes, sampling
 from embodied.run.build.results import add_up, in_order
@@ -35,7 +35,7 @@ class Collector:
     """
 
     def __init__(
-        self, config: Config, side: EnvSide, simulators: Simulators, sizes: Sizes, reporter: Reporter,
+        self, config: Config, side: ConfiguredEnv, simulators: Simulators, sizes: Sizes, reporter: Reporter,
         model_reward: ModelReward | None = None,
     ) -> None:  # fmt: skip
         self._config, self._side, self._simulators = config, side, simulators

@@ -52,7 +52,7 @@ class Ran:
     seconds: Mapping[str, float]
 
 
-class InTurn:
+class Synchronous:
     """Rollout, then update: nothing else runs beside either.
 
     Args:
@@ -122,7 +122,7 @@ class InTurn:
         return found | {"time/rollout_s": ran.seconds["time/rollout"], "time/train_s": train_s}
 
 
-class Overlapping(InTurn):
+class OneStepOff(Synchronous):
     """An update, and beside it the rollout after the one that it learns from."""
 
     def __init__(
@@ -136,7 +136,7 @@ class Overlapping(InTurn):
         self._stream = torch.cuda.Stream(trainer.device) if on_gpu else None  # else one queue would hold up the other
 
     def iteration(self, iteration: int, stop: StopSignal) -> dict[str, float]:
-        """See :meth:`InTurn.iteration`. A signal that ends the rollout ends no update that will soon be done: its
+        """See :meth:`Synchronous.iteration`. A signal that ends the rollout ends no update that will soon be done: its
         metrics are returned then, and the next call raises."""
         if iteration == 0:
             self._trainer.begin_rollout(0)
@@ -180,9 +180,9 @@ def processes_of(algorithm: AlgorithmConfig, processes: Group) -> Group:
 
 def make_turns(
     config: Config, env: Env, processes: Group, collector: Collector, trainer: Trainer, reporter: Reporter
-) -> InTurn:  # fmt: skip
+) -> Synchronous:  # fmt: skip
     """Makes the order that ``algorithm.max_staleness`` asks for."""
-    kind = Overlapping if config.algorithm.max_staleness else InTurn
+    kind = OneStepOff if config.algorithm.max_staleness else Synchronous
     return kind(config, env, processes, collector, trainer, reporter)
 
 

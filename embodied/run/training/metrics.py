@@ -29,7 +29,7 @@ SFT_TIMES = ("time/train", "time/eval")
 
 
 @dataclass(frozen=True)
-class Share:
+class RolloutShare:
     """What one process knows of an iteration's rollout and the others do not."""
 
     stats: RolloutStats
@@ -57,7 +57,7 @@ def of_rollout(
     memory = sum(map(proportional_memory, [os.getpid(), *workers.pool.pids]))
     seconds, policy_s, wait_s, ranks_s = (times[name] for name in ROLLOUT_TIMES)
     engine = {} if workers.engine is None else workers.engine.take_metrics()
-    shares = processes.gather(Share(collected.stats, used, policy_s, wait_s, ranks_s, memory, engine))
+    shares = processes.gather(RolloutShare(collected.stats, used, policy_s, wait_s, ranks_s, memory, engine))
     results, stats = collected.episodes, add_up([share.stats for share in shares])
     returns = np.array([result.episode_return for result in results])
     successes = sum(result.success for result in results)

@@ -12,7 +12,7 @@ from pydantic import BaseModel, PydanticSchemaGenerationError, TypeAdapter, Vali
 
 from embodied.errors import ConfigError, UnknownKeyError, nearest
 from embodied.lib.targets import load_target
-from embodied.schema.compose.key_errors import Told, fix, wrong_values
+from embodied.schema.compose.key_errors import KeyProblem, fix, wrong_values
 from embodied.schema.keys.base import OpenSection
 from embodied.schema.keys.config import Config
 from embodied.schema.keys.groups import GROUPS
@@ -100,7 +100,9 @@ def check_target_keys(mapping: Mapping[str, Any]) -> None:
         raise _of_unknown(unknown, mapping)
 
 
-def _of_unknown(unknown: Sequence[Told], mapping: Mapping[str, Any], wrong: Sequence[Told] = ()) -> UnknownKeyError:
+def _of_unknown(
+    unknown: Sequence[KeyProblem], mapping: Mapping[str, Any], wrong: Sequence[KeyProblem] = ()
+) -> UnknownKeyError:
     """The error of unknown keys, and of wrong values beside them."""
     vague = [told.key for told in unknown if not told.instead]
     named = "the key, or remove it" if len(vague) == 1 else f"{joined(vague)}, or remove them"
@@ -123,7 +125,7 @@ def _target_of(key: str) -> str | None:
     return next((path for path in TARGETS if key.rpartition(".")[0] == path), None)
 
 
-def _unknown(problems: Iterable[Any], mapping: Mapping[str, Any]) -> list[Told]:
+def _unknown(problems: Iterable[Any], mapping: Mapping[str, Any]) -> list[KeyProblem]:
     """Every unknown key: of the schema, and of what a ``_target_`` takes."""
     others = _others_of(mapping)
     extra = [p for p in problems if p["type"] == "extra_forbidden"]
@@ -139,7 +141,7 @@ def _others_of(mapping: Mapping[str, Any]) -> Others:
     return Others()
 
 
-def _told_in(location: Sequence[int | str], value: Any, others: Others) -> list[Told]:
+def _told_in(location: Sequence[int | str], value: Any, others: Others) -> list[KeyProblem]:
     """What is told of a key; of each key in a section of another system."""
     section: Any = Config
     for part in location[:-1]:
@@ -148,7 +150,10 @@ def _told_in(location: Sequence[int | str], value: Any, others: Others) -> list[
     key = ".".join(map(str, location))
     inside = [(leaf, inner, others.hint(leaf, inner)) for leaf, inner in leaves(key, value)]
     if any(said for *_, said in inside):
-        return [Told(f"unknown key '{leaf}'.{said}", leaf, others.instead(leaf, inner)) for leaf, inner, said in inside]
+        return [
+            KeyProblem(f"unknown key '{leaf}'.{said}", leaf, others.instead(leaf, inner))
+            for leaf, inner, said in inside
+        ]
     if key in GROUPS and isinstance(value, Mapping):
         return [_told_in_group(leaf, inner) for leaf, inner, _ in inside]
     if len(location) == 1:
@@ -156,31 +161,31 @@ def _told_in(location: Sequence[int | str], value: Any, others: Others) -> list[
     return [_told_of(key, known, value, others)]
 
 
-def _told_in_group(key: str, value: Any) -> Told:
+def _told_in_group(key: str, value: Any) -> KeyProblem:
     """What is told of ``model.key = value``: a group is no section."""
     group, _, name = key.partition(".")
     chooses = f"unknown key '{key}'. {group}=NAME chooses a file"
     if (section := OF_GROUPS.get(group)) is None:
-        return Told(f"{chooses}, and its keys stand in several sections.", key)
-    return Told(f"{chooses}, and its keys are {section}.….", key, {f"{section}.{name}": value})
+        return KeyProblem(f"{chooses}, and its keys stand in several sections.", key)
+    return KeyProblem(f"{chooses}, and its keys are {section}.….", key, {f"{section}.{name}": value})
 
 
-def _told_of(key: str, known: Iterable[str], value: Any, others: Others, what: str = "key") -> Told:
+def _told_of(key: str, known: Iterable[str], value: Any, others: Others, what: str = "key") -> KeyProblem:
     """What is told of ``a.b.key = value``; ``known`` are the keys of ``a.b``. Says what the key of another system is
     here."""
     section, _, name = key.rpartition(".")
     if said := others.hint(key, value):
-        return Told(f"unknown {what} '{key}'.{said}", key, others.instead(key, value))
+        return KeyProblem(f"unknown {what} '{key}'.{said}", key, others.instead(key, value))
     if meant := nearest(name, known):
         plain = value is not None and not isinstance(value, Mapping)
         settings = {f"{section}.{meant}".lstrip("."): value} if plain else {}
-        return Told(f"unknown {what} '{key}'. Did you mean '{meant}'?", key, settings)
+        return KeyProblem(f"unknown {what} '{key}'. Did you mean '{meant}'?", key, settings)
     said = others.elsewhere(key, value)
     if not said and (same := _same_name(section, name)):
-        return Told(f"unknown {what} '{key}'. There is {joined(same, 'or')}.", key)  # another section, or none
+        return KeyProblem(f"unknown {what} '{key}'. There is {joined(same, 'or')}.", key)  # another section, or none
     if not said and section in OF_PARTS:
         said = f" Keys of {OF_PARTS[section][0]} are written {OF_PARTS[section][1]}.{name}."
-    return Told(f"unknown {what} '{key}'.{said}", key, others.instead(key, value) if said else {})
+    return KeyProblem(f"unknown {what} '{key}'.{said}", key, others.instead(key, value) if said else {})
 
 
 def _same_name(section: str, name: str) -> list[str]:
@@ -190,9 +195,9 @@ def _same_name(section: str, name: str) -> list[str]:
     return near or (same if not section or len(same) < 3 else [])
 
 
-def _unknown_of_targets(mapping: Mapping[str, Any]) -> list[Told]:
+def _unknown_of_targets(mapping: Mapping[str, Any]) -> list[KeyProblem]:
     """Keys of all sections that their ``_target_`` does not take; a class that cannot be imported here is not asked."""
-    found, others = list[Told](), _others_of(mapping)
+    found, others = list[KeyProblem](), _others_of(mapping)
     for path in TARGETS:
         section, own = _section(mapping, path), _own(path)
         given = [name for name in section if name not in own] if isinstance(section, Mapping) else []

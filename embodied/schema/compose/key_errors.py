@@ -20,7 +20,7 @@ OF_A_KIND = ("_type", "_parsing", "_from_float", "_unicode")
 
 
 @dataclass(frozen=True)
-class Told:
+class KeyProblem:
     """What is wrong with one key."""
 
     line: str
@@ -28,7 +28,7 @@ class Told:
     instead: Settings = field(default_factory=dict)  # what to set, where it is known exactly
 
 
-def fix(found: Sequence[Told], rest: str) -> str:
+def fix(found: Sequence[KeyProblem], rest: str) -> str:
     """Returns the fix: what to set instead, where it is known of a key, then ``rest``, which is for all others.
 
     >>> fix([Told("…", "runner.sed", {"runner.seed": 1})], "correct it")
@@ -45,7 +45,7 @@ def fix(found: Sequence[Told], rest: str) -> str:
     return said if len(exact) == len(found) else f"{said}; {rest}"
 
 
-def wrong_values(problems: Iterable[Any], kind: Any, value: Any, key: str = "") -> list[Told]:
+def wrong_values(problems: Iterable[Any], kind: Any, value: Any, key: str = "") -> list[KeyProblem]:
     """Says what pydantic found wrong with values; of a key that may be of several kinds once.
 
     Args:
@@ -54,7 +54,7 @@ def wrong_values(problems: Iterable[Any], kind: Any, value: Any, key: str = "") 
         value: what was checked.
         key: where it stands; "" = it is the whole configuration.
     """
-    found: dict[str, Told] = {}
+    found: dict[str, KeyProblem] = {}
     for problem in problems:
         path, expected, union = _place(problem["loc"], kind)
         name, got = ".".join(filter(None, [key, *path])), _within(value, path)
@@ -63,11 +63,11 @@ def wrong_values(problems: Iterable[Any], kind: Any, value: Any, key: str = "") 
     return list(found.values())
 
 
-def _told(key: str, problem: Any, got: Any, expected: str) -> Told:
+def _told(key: str, problem: Any, got: Any, expected: str) -> KeyProblem:
     if problem["type"] == "missing":
-        return Told(f"{key} is missing", key)
+        return KeyProblem(f"{key} is missing", key)
     if expected:
-        return Told(f"{key} = {got!r}: expected {expected}", key)
+        return KeyProblem(f"{key} = {got!r}: expected {expected}", key)
     said = f"{problem['msg'][:1].lower()}{problem['msg'][1:]}"
     instead: Settings = {}
     if problem["type"] == "literal_error":
@@ -75,7 +75,7 @@ def _told(key: str, problem: Any, got: Any, expected: str) -> Told:
         other = other_name(key, got)
         said += "." + (other or did_you_mean(str(got), known))
         instead = translated(key, got) if other else {}
-    return Told(f"{key} = {got!r}: {said}", key, instead)
+    return KeyProblem(f"{key} = {got!r}: {said}", key, instead)
 
 
 def _place(location: Sequence[int | str], kind: Any) -> tuple[list[str], str, bool]:

@@ -7,7 +7,7 @@ from typing import Any
 from embodied.schema.keys.groups import group_options
 from embodied.schema.others.tables import Row, by_last_name, find, joined
 from embodied.schema.others.translation import Lookup, unknown
-from embodied.schema.others.translation_rules import said_of
+from embodied.schema.others.translation_rules import translate_key
 from embodied.schema.others.values import Settings, as_overrides
 
 SHORTEST = 5
@@ -53,7 +53,7 @@ def _answers(found: tuple[Row, ...]) -> list[list[Row]]:
 def _settings(key: str, row: Row, value: Any, get: Lookup) -> Settings:
     if not row.ours or row.ours == (key,):
         return {}
-    settings = said_of(row, value, get).settings
+    settings = translate_key(row, value, get).settings
     return settings if settings.get("env", "math") in group_options("env") else {}
 
 
@@ -63,7 +63,7 @@ def _answer(key: str, same: list[Row], value: Any, get: Lookup) -> str:
         return f" {systems}'s key is left out here: {row.meaning}."
     if row.ours == (key,):
         return f" {systems}'s key ({row.meaning}) is of no use for what is chosen here."
-    said, settings = said_of(row, value, get), _settings(key, row, value, get)
+    said, settings = translate_key(row, value, get), _settings(key, row, value, get)
     text = f" {systems}'s key is here {joined(row.ours)}"
     if "actor.model._target_" in row.ours:
         text = f" {systems}'s key is here model=NAME (actor.model._target_)"

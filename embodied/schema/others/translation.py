@@ -13,7 +13,7 @@ How = Literal["same", "renamed", "derived", "extra", "refused", "nothing"]
 
 
 @dataclass(frozen=True)
-class Said:
+class Translation:
     """What a key of theirs says here."""
 
     settings: Settings = field(default_factory=dict)
@@ -23,7 +23,7 @@ class Said:
 
 Lookup = Callable[[str], Any]
 """Their key → its value, null if their file has none."""
-Rule = Callable[[Row, Any, Lookup], Said]
+Rule = Callable[[Row, Any, Lookup], Translation]
 
 
 def plain(value: Any) -> str:
@@ -80,26 +80,26 @@ def number_of(value: Any) -> float | None:
         return None
 
 
-def only_if(value: Any, settings: Settings, why: str = "") -> Said:
-    return Said(settings if value else {}, "derived" if value else "nothing", why if not value else "")
+def only_if(value: Any, settings: Settings, why: str = "") -> Translation:
+    return Translation(settings if value else {}, "derived" if value else "nothing", why if not value else "")
 
 
 def only_off(why: str) -> Rule:
     """A switch that can only be off here."""
-    return lambda row, value, get: Said(how="refused" if value in (True, "True", "true") else "nothing", why=why)
+    return lambda row, value, get: Translation(how="refused" if value in (True, "True", "true") else "nothing", why=why)
 
 
 def nothing(why: str) -> Rule:
-    return lambda row, value, get: Said(how="nothing", why=why)
+    return lambda row, value, get: Translation(how="nothing", why=why)
 
 
-def offload(row: Row, value: Any, get: Lookup) -> Said:
+def offload(row: Row, value: Any, get: Lookup) -> Translation:
     """RLinf's switch for all that can wait in host memory."""
     why = "optimizer and reference; weights stay, because the policy acts with them" if value is True else ""
-    return Said({row.ours[0]: value}, "same", why)
+    return Translation({row.ours[0]: value}, "same", why)
 
 
-def kl_loss(row: Row, value: Any, get: Lookup) -> Said:
+def kl_loss(row: Row, value: Any, get: Lookup) -> Translation:
     """verl and ROLL: the coefficient counts only if the term is switched on."""
     switch, in_reward = {
         "verl": ("actor_rollout_ref.actor.use_kl_loss", "algorithm.use_kl_in_reward"),
@@ -107,225 +107,241 @@ def kl_loss(row: Row, value: Any, get: Lookup) -> Said:
     }["roll" if row.system == "roll" else "verl"]
     on = get(switch)
     if row.key.endswith("use_kl_loss"):
-        return Said(how="nothing", why="algorithm.kl_beta above 0 switches it on") if value else Said(
+        return Translation(how="nothing", why="algorithm.kl_beta above 0 switches it on") if value else Translation(
             {} if get(in_reward) else {"algorithm.kl_beta": 0.0}, "derived"
         )  # fmt: skip
     if on and get(in_reward) and not isinstance(get, Unknown):
-        return Said(how="refused", why=f"{in_reward} is on, too, and here one KL stands in the loss or in the reward")
+        return Translation(
+            how="refused", why=f"{in_reward} is on, too, and here one KL stands in the loss or in the reward"
+        )
     if isinstance(get, Unknown) or on:
-        return Said(translated(row.ours[0], value), "renamed")
-    return Said(how="nothing", why="use_kl_loss is off")
+        return Translation(translated(row.ours[0], value), "renamed")
+    return Translation(how="nothing", why="use_kl_loss is off")
 
 
-def kl_reward(row: Row, value: Any, get: Lookup) -> Said:
+def kl_reward(row: Row, value: Any, get: Lookup) -> Translation:
     switch = "add_token_level_kl" if row.system == "roll" else "algorithm.use_kl_in_reward"
     if isinstance(get, Unknown) or get(switch):
-        return Said(translated(row.ours[0], value), "renamed")
-    return Said(how="nothing", why=f"{switch.rpartition('.')[2]} is off")
+        return Translation(translated(row.ours[0], value), "renamed")
+    return Translation(how="nothing", why=f"{switch.rpartition('.')[2]} is off")
 
 
-def clip_range(row: Row, value: Any, get: Lookup) -> Said:
+def clip_range(row: Row, value: Any, get: Lookup) -> Translation:
     """ROLL: one width of the ratio's clip, or two."""
     if row.key == "use_pg_clip_range":
-        return Said(how="nothing", why="pg_clip_low and pg_clip_high say it" if value else "pg_clip says it")
+        return Translation(how="nothing", why="pg_clip_low and pg_clip_high say it" if value else "pg_clip says it")
     if not isinstance(get, Unknown) and bool(get("use_pg_clip_range")) != (row.key != "pg_clip"):
-        return Said(how="nothing", why=f"use_pg_clip_range is {'on' if row.key == 'pg_clip' else 'off'}")
-    return Said(dict.fromkeys(row.ours, value), "renamed")
+        return Translation(how="nothing", why=f"use_pg_clip_range is {'on' if row.key == 'pg_clip' else 'off'}")
+    return Translation(dict.fromkeys(row.ours, value), "renamed")
 
 
-def clip_ratio(row: Row, value: Any, get: Lookup) -> Said:
+def clip_ratio(row: Row, value: Any, get: Lookup) -> Translation:
     """verl: one width of the ratio's clip, for the sides that have none of their own."""
     own = {
         f"algorithm.{name}": get(f"actor_rollout_ref.actor.{name}") for name in ("clip_ratio_low", "clip_ratio_high")
     }
     settings = {key: value for key in row.ours if own[key] is None}
     if len(settings) == len(row.ours):
-        return Said(settings, "renamed")
+        return Translation(settings, "renamed")
     why = "clip_ratio_low and clip_ratio_high come before it"
-    return Said(settings, "derived" if settings else "nothing", why)
+    return Translation(settings, "derived" if settings else "nothing", why)
 
 
-def dual_clip(row: Row, value: Any, get: Lookup) -> Said:
+def dual_clip(row: Row, value: Any, get: Lookup) -> Translation:
     """ROLL: a switch; the constant follows from the clip."""
     clip = number_of(get("pg_clip"))
     return only_if(value, {row.ours[0]: 1 + 2 * (0.2 if clip is None else clip)}, "it is off")
 
 
-def filtered(row: Row, value: Any, get: Lookup) -> Said:
+def filtered(row: Row, value: Any, get: Lookup) -> Translation:
     """DAPO in verl: ``acc`` is whether an answer is right, the others are its reward."""
     if value is None:
-        return Said(how="nothing", why="nothing is set")
-    return Said({row.ours[0]: "success" if value == "acc" else "return"}, "renamed")
+        return Translation(how="nothing", why="nothing is set")
+    return Translation({row.ours[0]: "success" if value == "acc" else "return"}, "renamed")
 
 
-def both_sides(row: Row, value: Any, get: Lookup) -> Said:
+def both_sides(row: Row, value: Any, get: Lookup) -> Translation:
     number = number_of(value)
     if not number:
-        return Said(how="nothing", why="nothing is set")
-    return Said({row.ours[0]: -number, row.ours[1]: number}, "renamed")
+        return Translation(how="nothing", why="nothing is set")
+    return Translation({row.ours[0]: -number, row.ours[1]: number}, "renamed")
 
 
-def loggers(row: Row, value: Any, get: Lookup) -> Said:
+def loggers(row: Row, value: Any, get: Lookup) -> Translation:
     """The console shows metrics anyway."""
     given = [value] if isinstance(value, str) else list(value or [])
     names = [name for name in given if name not in ("console", "stdout")]
     shown = "" if names == given else "the console always shows the metrics"
-    return Said({"runner.logger.logger_backends": ["jsonl", *(n for n in names if n != "jsonl")]}, "renamed", shown)
+    return Translation(
+        {"runner.logger.logger_backends": ["jsonl", *(n for n in names if n != "jsonl")]}, "renamed", shown
+    )
 
 
 def switched(backend: str) -> Rule:
     return lambda row, value, get: only_if(value, {"runner.logger.logger_backends": ["jsonl", backend]}, "it is off")
 
 
-def resume(row: Row, value: Any, get: Lookup) -> Said:
+def resume(row: Row, value: Any, get: Lookup) -> Translation:
     """verl: ``resume_mode`` and the path; Cosmos-RL: a switch or a path."""
     if row.key.endswith("resume_from_path"):
         return only_if(value, {"runner.resume_dir": value}, "it begins anew")
     if value in (True, "auto"):
-        return Said({"runner.resume_dir": "auto"}, "renamed")
+        return Translation({"runner.resume_dir": "auto"}, "renamed")
     if value in (False, None, "disable", "False", "resume_path"):
-        return Said(how="nothing", why="it begins anew, or goes on from the path")
-    return Said({"runner.resume_dir": value}, "renamed")
+        return Translation(how="nothing", why="it begins anew, or goes on from the path")
+    return Translation({"runner.resume_dir": value}, "renamed")
 
 
-def shard(row: Row, value: Any, get: Lookup) -> Said:
+def shard(row: Row, value: Any, get: Lookup) -> Translation:
     """Cosmos-RL: 1 and -1 share nothing out that has to be said."""
     if row.key.endswith("dp_replicate_size"):
-        return Said(how="nothing", why="processes beyond fsdp_size hold further copies")
+        return Translation(how="nothing", why="processes beyond fsdp_size hold further copies")
     return only_if((number_of(value) or 0) > 1, {"actor.fsdp_config.fsdp_size": value}, "one process holds it all")
 
 
 def either(on: Settings, off: Settings | None = None, why: str = "") -> Rule:
-    def rule(row: Row, value: Any, get: Lookup) -> Said:
+    def rule(row: Row, value: Any, get: Lookup) -> Translation:
         settings = on if value in (True, "true", "True") else off or {}
-        return Said(settings, "derived" if settings else "nothing", why)
+        return Translation(settings, "derived" if settings else "nothing", why)
 
     return rule
 
 
-def opposite(row: Row, value: Any, get: Lookup) -> Said:
-    return Said({row.ours[0]: not value}, "renamed", "the opposite")
+def opposite(row: Row, value: Any, get: Lookup) -> Translation:
+    return Translation({row.ours[0]: not value}, "renamed", "the opposite")
 
 
 def unless(key: str) -> Rule:
     """A frequency that another switch of theirs may turn off."""
 
-    def rule(row: Row, value: Any, get: Lookup) -> Said:
+    def rule(row: Row, value: Any, get: Lookup) -> Translation:
         if row.key == key:
-            return Said({row.ours[0]: -1}, "derived") if not value else Said(how="nothing", why="its frequency says it")
+            return (
+                Translation({row.ours[0]: -1}, "derived")
+                if not value
+                else Translation(how="nothing", why="its frequency says it")
+            )
         off = not isinstance(get, Unknown) and not get(key)
-        return Said(how="nothing", why=f"{key} is off") if off else Said({row.ours[0]: value}, "renamed")
+        return Translation(how="nothing", why=f"{key} is off") if off else Translation({row.ours[0]: value}, "renamed")
 
     return rule
 
 
-def frequency(row: Row, value: Any, get: Lookup) -> Said:
+def frequency(row: Row, value: Any, get: Lookup) -> Translation:
     count = number_of(value)
-    return Said({row.ours[0]: -1 if count is None or count <= 0 else int(count)}, "renamed")
+    return Translation({row.ours[0]: -1 if count is None or count <= 0 else int(count)}, "renamed")
 
 
-def warmup(row: Row, value: Any, get: Lookup) -> Said:
+def warmup(row: Row, value: Any, get: Lookup) -> Translation:
     """A share below 1, else steps; negative leaves it to the share."""
     number = number_of(value)
     if number is None or number < 0:
-        return Said(how="nothing", why="the share of all steps says it")
+        return Translation(how="nothing", why="the share of all steps says it")
     share = 0 < number < 1
-    return Said({f"actor.lr_sched.lr_warmup_{'fraction' if share else 'iters'}": value}, "renamed")
+    return Translation({f"actor.lr_sched.lr_warmup_{'fraction' if share else 'iters'}": value}, "renamed")
 
 
-def positive(row: Row, value: Any, get: Lookup) -> Said:
+def positive(row: Row, value: Any, get: Lookup) -> Translation:
     number = number_of(value)
-    return Said({row.ours[0]: value}, "renamed") if number and number > 0 else Said(how="nothing", why="nothing is set")
+    return (
+        Translation({row.ours[0]: value}, "renamed")
+        if number and number > 0
+        else Translation(how="nothing", why="nothing is set")
+    )
 
 
-def cold(row: Row, value: Any, get: Lookup) -> Said:
+def cold(row: Row, value: Any, get: Lookup) -> Translation:
     """Temperature 0, or the likeliest token alone, is no sampling."""
     number = number_of(value)
     section = row.ours[0].rpartition(".")[0]
     greedy = (number == 0) if row.ours[0].endswith("temperature") else (number == 1)
     if greedy:
-        return Said({f"{section}.do_sample": False}, "derived", "the likeliest token")
+        return Translation({f"{section}.do_sample": False}, "derived", "the likeliest token")
     if number is None:
-        return Said(how="nothing", why="nothing is set")
+        return Translation(how="nothing", why="nothing is set")
     sampling = {f"{section}.do_sample": True} if "val_" in section else {}
-    return Said({**translated(row.ours[0], value), **sampling}, "renamed")
+    return Translation({**translated(row.ours[0], value), **sampling}, "renamed")
 
 
-def adapters(row: Row, value: Any, get: Lookup) -> Said:
+def adapters(row: Row, value: Any, get: Lookup) -> Translation:
     rank = int(number_of(value) or 0)
     settings = {"actor.model.is_lora": rank > 0, **({"actor.model.lora_rank": rank} if rank else {})}
-    return Said(settings, "derived", "is_lora decides whether there are adapters")
+    return Translation(settings, "derived", "is_lora decides whether there are adapters")
 
 
-def reshard(row: Row, value: Any, get: Lookup) -> Said:
-    return Said({row.ours[0]: value not in ("never", False, "False")}, "renamed")
+def reshard(row: Row, value: Any, get: Lookup) -> Translation:
+    return Translation({row.ours[0]: value not in ("never", False, "False")}, "renamed")
 
 
-def flash(row: Row, value: Any, get: Lookup) -> Said:
+def flash(row: Row, value: Any, get: Lookup) -> Translation:
     """The same attention without the package flash-attn."""
     if value in (None, "", "sdpa", "eager"):
-        return Said({row.ours[0]: value}, "same") if value else Said(how="nothing", why="nothing is set")
-    return Said(
+        return Translation({row.ours[0]: value}, "same") if value else Translation(how="nothing", why="nothing is set")
+    return Translation(
         {row.ours[0]: "sdpa"}, "extra", "flash_attention_2 needs the package flash-attn; sdpa computes the same"
     )
 
 
-def wrist(row: Row, value: Any, get: Lookup) -> Said:
+def wrist(row: Row, value: Any, get: Lookup) -> Translation:
     if value not in (True, "True"):
-        return Said(how="nothing", why="one camera is the default")
+        return Translation(how="nothing", why="one camera is the default")
     cameras = ["agentview", "robot0_eye_in_hand"]
     sides = {f"env.{side}.init_params.camera_names": cameras for side in ("train", "eval")}
-    return Said({"actor.model.num_images_in_input": 2, **sides}, "derived")
+    return Translation({"actor.model.num_images_in_input": 2, **sides}, "derived")
 
 
-def strategy(row: Row, value: Any, get: Lookup) -> Said:
+def strategy(row: Row, value: Any, get: Lookup) -> Translation:
     name = str(value).lower()
     if name.startswith("fsdp"):
         ours = "fsdp2" if name.startswith("fsdp2") else "fsdp"
-        return Said({"actor.training_backend": ours}, "renamed")
+        return Translation({"actor.training_backend": ours}, "renamed")
     if row.key.startswith("reference"):
-        return Said(how="nothing", why="the reference is computed where the policy is trained")
-    return Said(
+        return Translation(how="nothing", why="the reference is computed where the policy is trained")
+    return Translation(
         how="refused", why=f"there is no {value} here: one process trains alone, several replicate or use fsdp2"
     )
 
 
-def reward_manager(row: Row, value: Any, get: Lookup) -> Said:
-    return Said(how="nothing", why="env workers judge the answers; reward.num_workers says how many processes")
+def reward_manager(row: Row, value: Any, get: Lookup) -> Translation:
+    return Translation(how="nothing", why="env workers judge the answers; reward.num_workers says how many processes")
 
 
-def staleness(row: Row, value: Any, get: Lookup) -> Said:
+def staleness(row: Row, value: Any, get: Lookup) -> Translation:
     if row.key.endswith("on_policy"):
         return only_if(value, {row.ours[0]: 0}, "allowed_outdated_steps says it")
     if row.key.endswith("fetch_batch_size"):
-        return Said(how="nothing", why="follows from algorithm.max_staleness")
+        return Translation(how="nothing", why="follows from algorithm.max_staleness")
     off = get("train.train_policy.on_policy")
-    return Said(how="nothing", why="on_policy is set") if off else Said({row.ours[0]: value}, "renamed")
+    return Translation(how="nothing", why="on_policy is set") if off else Translation({row.ours[0]: value}, "renamed")
 
 
-def betas(row: Row, value: Any, get: Lookup) -> Said:
+def betas(row: Row, value: Any, get: Lookup) -> Translation:
     if not isinstance(value, list | tuple) or len(value) != 2:
-        return Said(how="refused", why="two numbers are expected")
-    return Said(dict(zip(row.ours, value, strict=True)), "derived")
+        return Translation(how="refused", why="two numbers are expected")
+    return Translation(dict(zip(row.ours, value, strict=True)), "derived")
 
 
-def schedule(row: Row, value: Any, get: Lookup) -> Said:
+def schedule(row: Row, value: Any, get: Lookup) -> Translation:
     ready = value in (True, "async", "True")
-    return Said({"rollout.schedule": "ready" if ready else "lockstep"}, "renamed")
+    return Translation({"rollout.schedule": "ready" if ready else "lockstep"}, "renamed")
 
 
-def turns(row: Row, value: Any, get: Lookup) -> Said:
+def turns(row: Row, value: Any, get: Lookup) -> Translation:
     if row.key.endswith("enable"):
-        return Said(how="nothing", why="max_assistant_turns says it" if value else "one turn is the default")
+        return Translation(how="nothing", why="max_assistant_turns says it" if value else "one turn is the default")
     on = isinstance(get, Unknown) or get("rollout.multi_turn_config.enable")
-    return Said(dict.fromkeys(row.ours, value), "renamed") if on else Said(how="nothing", why="several turns are off")
+    return (
+        Translation(dict.fromkeys(row.ours, value), "renamed")
+        if on
+        else Translation(how="nothing", why="several turns are off")
+    )
 
 
-def suite(row: Row, value: Any, get: Lookup) -> Said:
-    return Said({"env": value}, "renamed")
+def suite(row: Row, value: Any, get: Lookup) -> Translation:
+    return Translation({"env": value}, "renamed")
 
 
-def template(row: Row, value: Any, get: Lookup) -> Said:
+def template(row: Row, value: Any, get: Lookup) -> Translation:
     if value in (None, "", "native"):
-        return Said(how="nothing", why="the tokenizer's own chat template")
-    return Said(how="refused", why=f"'{value}' is a name of ROLL's; give a file with a Jinja template")
+        return Translation(how="nothing", why="the tokenizer's own chat template")
+    return Translation(how="refused", why=f"'{value}' is a name of ROLL's; give a file with a Jinja template")

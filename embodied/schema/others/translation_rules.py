@@ -11,7 +11,7 @@ from typing import Any
 from embodied.schema.others import counts as counts
 from embodied.schema.others import translation as say
 from embodied.schema.others.tables import Row
-from embodied.schema.others.translation import Lookup, Rule, Said
+from embodied.schema.others.translation import Lookup, Rule, Translation
 from embodied.schema.others.translations import cosmos, rlinf, roll, verl
 from embodied.schema.others.values import translated
 
@@ -46,7 +46,7 @@ RULES: Mapping[str | tuple[str, str], Rule] = {
     "actor.optim.bf16": say.either({"actor.model.precision": "bf16"}, why=_NUMBER_FORMAT),
     "actor.optim.fp16": say.either({"actor.model.precision": "fp16"}, why=_NUMBER_FORMAT),
     "actor.enable_offload": say.offload,
-    "actor.seed": lambda row, value, get: Said({"runner.seed": value}, "renamed"),
+    "actor.seed": lambda row, value, get: Translation({"runner.seed": value}, "renamed"),
     "runner.logger.tensorboard.enable": say.switched("tensorboard"),
     "runner.logger.wandb.enable": say.switched("wandb"),
     "runner.logger.logger_backends": say.loggers,
@@ -70,7 +70,7 @@ RULES: Mapping[str | tuple[str, str], Rule] = {
     "optim.use_checkpoint_opt_param_scheduler": say.nothing("a run that goes on has its schedule's state"),
     "actor_rollout_ref.rollout.mode": say.schedule,
     "actor_rollout_ref.rollout.val_kwargs.temperature": say.cold,
-    "actor_rollout_ref.rollout.val_kwargs.top_k": lambda row, value, get: Said(translated(row.ours[0], value)),
+    "actor_rollout_ref.rollout.val_kwargs.top_k": lambda row, value, get: Translation(translated(row.ours[0], value)),
     "algorithm.filter_groups.metric": say.filtered, "algorithm.filter_groups.max_num_gen_batches": say.positive,
     "data.gen_batch_size": say.nothing("algorithm.dynamic_sampling draws as many problems as are still missing"),
     "reward_model.overlong_buffer.len": say.positive, "reward_model.overlong_buffer.penalty_factor": say.positive,
@@ -129,7 +129,7 @@ RULES: Mapping[str | tuple[str, str], Rule] = {
 """Their key, with its system where another has the same → what it says."""
 
 
-def said_of(row: Row, value: Any, get: Lookup | None = None) -> Said:
+def translate_key(row: Row, value: Any, get: Lookup | None = None) -> Translation:
     """Returns what a key says here.
 
     Args:
@@ -139,13 +139,13 @@ def said_of(row: Row, value: Any, get: Lookup | None = None) -> Said:
     rule = RULES.get((row.system, row.key)) or RULES.get(row.key)
     if not row.ours and not rule:
         neutral = say.plain(value) == say.plain(row.default) or value in (None, False, "", [], {})
-        return Said(how="nothing" if neutral else "refused", why=row.meaning)
+        return Translation(how="nothing" if neutral else "refused", why=row.meaning)
     if rule:
         return rule(row, value, get or say.unknown)
     if value is None or value == "":
-        return Said(how="nothing", why="nothing is set")
+        return Translation(how="nothing", why="nothing is set")
     settings: dict[str, Any] = {}
     for key in row.ours:
         settings |= translated(key, value)
     same = settings == {row.key: value}
-    return Said(settings, "same" if same else "renamed")
+    return Translation(settings, "same" if same else "renamed")

@@ -54,7 +54,7 @@ SAID: Mapping[str, Callable[[Any], Values]] = {
 """Key → what its value says."""
 
 
-def said(config: Config, given: Sequence[str]) -> Derivation:
+def from_aliases(config: Config, given: Sequence[str]) -> Derivation:
     """Returns the values of the keys that are said in other words, each with the key that says it.
 
     Args:

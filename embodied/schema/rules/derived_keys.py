@@ -18,7 +18,7 @@ from embodied.schema.keys.config import Config
 from embodied.schema.keys.paths import SIDES, own_of
 from embodied.schema.keys.sections.data import DataConfig
 from embodied.schema.keys.sections.reward import RewardConfig, RewardType
-from embodied.schema.rules.aliases import said
+from embodied.schema.rules.aliases import from_aliases
 from embodied.schema.rules.derivation import Changes, Derivation
 from embodied.schema.rules.verifier_prompts import with_prompts
 
@@ -42,7 +42,7 @@ def derived(config: Config, given: Sequence[str] = ()) -> Derivation:
     Raises:
         ConfigError: two keys say the same.
     """
-    found = said(config, given)
+    found = from_aliases(config, given)
     runner, data = config.runner, config.data
     if runner.max_steps >= 0:
         found.add({"runner.max_epochs": min(runner.max_epochs, runner.max_steps)}, "runner.max_steps")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from embodied.learn.checkpoint.checkpoint import Checkpoints
 from embodied.learn.checkpoint.loading import resume
-from embodied.learn.step.engine import Engine
+from embodied.learn.step.engine import StepEngine
 from embodied.protocols import Policy
 from embodied.selftest import learning
 from embodied.selftest.measured import Measured, none_of, skipped
@@ -27,14 +27,14 @@ class Learner:
     """What a checkpoint holds (:class:`embodied.learn.checkpoint.state.Learner`)."""
 
     policy: Policy
-    engine: Engine
+    engine: StepEngine
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
         return self.engine.optimizer
 
     def state_dict(self) -> dict[str, Any]:
-        """See :meth:`embodied.learn.step.engine.Engine.state_dict`."""
+        """See :meth:`embodied.learn.step.engine.StepEngine.state_dict`."""
         return dict(self.engine.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -89,7 +89,7 @@ def save_code(network: Any, config: Any, folder: Path) -> None:
         custom_object_save(network, folder, config=config)
 
 
-def told(permitted: bool, network: Any, tokenizer: Any) -> dict[str, str]:
+def own_code_fact(permitted: bool, network: Any, tokenizer: Any) -> dict[str, str]:
     """A fact for the console, where the permission was given."""
     ran = [name for name, made in (("network", network), ("tokenizer", tokenizer)) if is_own(made)]
     said = f"that of the {' and the '.join(ran)} is run" if ran else "none was needed, and none was run"

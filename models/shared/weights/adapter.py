@@ -72,7 +72,7 @@ def _name(name: str) -> str:
     return ".".join(kept)
 
 
-def said_of(folder: Path) -> dict[str, Any]:
+def adapter_settings(folder: Path) -> dict[str, Any]:
     """What ``adapter_config.json`` says.
 
     Raises:

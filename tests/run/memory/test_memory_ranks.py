@@ -17,7 +17,7 @@ from embodied.run.build.given import Checked, Sides
 from embodied.run.build.preflight import check
 from embodied.run.memory import counting
 from embodied.run.memory.counting import Counted
-from embodied.run.memory.say import Plan
+from embodied.run.memory.say import MemoryPlan
 from embodied.schema import Config
 from embodied.schema.compose.compose import compose
 
@@ -149,6 +149,8 @@ def test_a_dry_run_of_two_processes_says_what_each_takes(tmp_path, monkeypatch):
     monkeypatch.setattr(counting.count, "__defaults__", (0,))
     checked = checked_of(tmp_path, ALL, "runner.dry_run=true")
     found = counted(checked)
-    plan = Plan(checked.config, checked.processes, found, found.footprint(*asked(checked), on_gpu=False), None, 2**40)
+    plan = MemoryPlan(
+        checked.config, checked.processes, found, found.footprint(*asked(checked), on_gpu=False), None, 2**40
+    )
     assert plan.policy is found.policy
     assert any("memory of the process (each of 2)" in row[0] for row in plan.rows())

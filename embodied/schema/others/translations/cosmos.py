@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from embodied.schema.others.tables import Row
-from embodied.schema.others.translation import Lookup, Rule, Said, Unknown, has, number_of, only_if
+from embodied.schema.others.translation import Lookup, Rule, Translation, Unknown, has, number_of, only_if
 from embodied.schema.others.values import translated
 
 POLICY = "train.train_policy."
@@ -22,32 +22,32 @@ def robot(get: Lookup) -> bool:
     return any(has(get, key) for key in OF_VLA)
 
 
-def dataset(row: Row, value: Any, get: Lookup) -> Said:
+def dataset(row: Row, value: Any, get: Lookup) -> Translation:
     """A name of a data set; of a robot, the name of a simulator and of its tasks."""
     last = row.key.rpartition(".")[2]
     if not robot(get):
         if value in (None, ""):
-            return Said(how="nothing", why="nothing is set")
-        return Said(translated(row.ours[0], value), "renamed")
+            return Translation(how="nothing", why="nothing is set")
+        return Translation(translated(row.ours[0], value), "renamed")
     if row.key.startswith("validation."):
         if last == "subset" and value not in (None, "", get(SUITE)):
-            return Said({"env.eval" if get(SUITE) else "env": str(value)}, "derived", "the suite of evaluations")
-        return Said(how="nothing", why="evaluations have the env of the training")
+            return Translation({"env.eval" if get(SUITE) else "env": str(value)}, "derived", "the suite of evaluations")
+        return Translation(how="nothing", why="evaluations have the env of the training")
     if last == "subset" or (last == "name" and not get(SUITE)):
-        return Said({"env": str(value)}, "derived", "the suite of tasks")
-    return Said(how="nothing", why=f"the suite says it ({SUITE})")
+        return Translation({"env": str(value)}, "derived", "the suite of tasks")
+    return Translation(how="nothing", why=f"the suite says it ({SUITE})")
 
 
-def kind(row: Row, value: Any, get: Lookup) -> Said:
+def kind(row: Row, value: Any, get: Lookup) -> Translation:
     """Supervised training or GRPO; of another kind there is none here, which the checks of a run say."""
-    return Said({} if value == "grpo" else {"runner.task_type": value}, "derived")
+    return Translation({} if value == "grpo" else {"runner.task_type": value}, "derived")
 
 
-def variant(row: Row, value: Any, get: Lookup) -> Said:
+def variant(row: Row, value: Any, get: Lookup) -> Translation:
     """The loss, which other keys change: a decoupled one, AIPO's; and Dr. GRPO's advantage."""
     name = str(value).lower()
     if name not in LOSSES:
-        return Said({"algorithm.loss_type": name}, "derived")
+        return Translation({"algorithm.loss_type": name}, "derived")
     loss = LOSSES[name]
     if get(POLICY + "aipo_rho") is not None:
         loss = "aipo"
@@ -57,84 +57,84 @@ def variant(row: Row, value: Any, get: Lookup) -> Said:
     settings["algorithm.adv_type"] = "dr_grpo" if get(POLICY + "unbiased_advantage") is True else "grpo"
     if name == "dapo":
         settings["algorithm.dynamic_sampling"] = True
-    return Said(settings, "derived")
+    return Translation(settings, "derived")
 
 
 def part_of_variant(settings: Mapping[str, Any]) -> Rule:
     """A switch that :func:`variant` reads, wherever their other keys are known."""
 
-    def rule(row: Row, value: Any, get: Lookup) -> Said:
+    def rule(row: Row, value: Any, get: Lookup) -> Translation:
         if isinstance(get, Unknown):
-            return Said(settings if value is True else {}, "derived" if value is True else "nothing")
-        return Said(how="nothing", why="algorithm.loss_type and adv_type say it")
+            return Translation(settings if value is True else {}, "derived" if value is True else "nothing")
+        return Translation(how="nothing", why="algorithm.loss_type and adv_type say it")
 
     return rule
 
 
-def aipo(row: Row, value: Any, get: Lookup) -> Said:
+def aipo(row: Row, value: Any, get: Lookup) -> Translation:
     return only_if(value, {row.ours[0]: value}, "nothing is set")
 
 
-def dual_clip(row: Row, value: Any, get: Lookup) -> Said:
+def dual_clip(row: Row, value: Any, get: Lookup) -> Translation:
     """The plain loss of texts alone has it."""
     if value is None or robot(get) or str(get(POLICY + "variant")).lower() == "gspo" or get(POLICY + "aipo_rho"):
-        return Said(how="nothing", why="this loss has none")
-    return Said({row.ours[0]: value}, "renamed")
+        return Translation(how="nothing", why="this loss has none")
+    return Translation({row.ours[0]: value}, "renamed")
 
 
-def aggregated(row: Row, value: Any, get: Lookup) -> Said:
+def aggregated(row: Row, value: Any, get: Lookup) -> Translation:
     if robot(get):
-        return Said(how="nothing", why="for robots it is the mean over episodes of the mean over tokens")
-    return Said(translated(row.ours[0], value), "renamed")
+        return Translation(how="nothing", why="for robots it is the mean over episodes of the mean over tokens")
+    return Translation(translated(row.ours[0], value), "renamed")
 
 
-def capped(row: Row, value: Any, get: Lookup) -> Said:
+def capped(row: Row, value: Any, get: Lookup) -> Translation:
     """Largest weight; beyond it an element has none."""
     return only_if(value, {row.ours[0]: value, "algorithm.behav_imp_weight_mode": "mask"}, "nothing is set")
 
 
-def start_factor(row: Row, value: Any, get: Lookup) -> Said:
+def start_factor(row: Row, value: Any, get: Lookup) -> Translation:
     factor, base = number_of(value), number_of(get("train.optm_lr"))
     if not factor or base is None:
-        return Said(how="nothing", why="the rate rises from 0")
-    return Said({row.ours[0]: factor * base}, "derived", f"{factor:g} · {base:g}")
+        return Translation(how="nothing", why="the rate rises from 0")
+    return Translation({row.ours[0]: factor * base}, "derived", f"{factor:g} · {base:g}")
 
 
-def bound(row: Row, value: Any, get: Lookup) -> Said:
-    return Said({row.ours[0]: value, "algorithm.filter_rewards": True}, "derived")
+def bound(row: Row, value: Any, get: Lookup) -> Translation:
+    return Translation({row.ours[0]: value, "algorithm.filter_rewards": True}, "derived")
 
 
-def advantage(row: Row, value: Any, get: Lookup) -> Said:
+def advantage(row: Row, value: Any, get: Lookup) -> Translation:
     """A bound that the trainer of diffusion models alone applies."""
-    return Said(how="nothing", why="Cosmos-RL bounds advantages of diffusion models alone")
+    return Translation(how="nothing", why="Cosmos-RL bounds advantages of diffusion models alone")
 
 
-def adapters(row: Row, value: Any, get: Lookup) -> Said:
+def adapters(row: Row, value: Any, get: Lookup) -> Translation:
     """A table of adapters is all that asks for them."""
-    return Said({row.ours[0]: value, "actor.model.is_lora": True}, "derived")
+    return Translation({row.ours[0]: value, "actor.model.is_lora": True}, "derived")
 
 
-def clipped(row: Row, value: Any, get: Lookup) -> Said:
+def clipped(row: Row, value: Any, get: Lookup) -> Translation:
     """Below 0 there is no clip on that side."""
     number = number_of(value)
     if number is None or number >= 0:
-        return Said(translated(row.ours[0], value), "renamed")
+        return Translation(translated(row.ours[0], value), "renamed")
     none = 0.999 if row.key.endswith("_low") else 1.0e6
-    return Said({row.ours[0]: none}, "derived", f"no clip on this side; {none:g} is nearest to that")
+    return Translation({row.ours[0]: none}, "derived", f"no clip on this side; {none:g} is nearest to that")
 
 
-def no_limit(row: Row, value: Any, get: Lookup) -> Said:
+def no_limit(row: Row, value: Any, get: Lookup) -> Translation:
     """0 is no limit."""
     if not number_of(value):
-        return Said(how="nothing", why="0 is no limit")
-    return Said({row.ours[0]: value}, "renamed")
+        return Translation(how="nothing", why="0 is no limit")
+    return Translation({row.ours[0]: value}, "renamed")
 
 
-def length(row: Row, value: Any, get: Lookup) -> Said:
+def length(row: Row, value: Any, get: Lookup) -> Translation:
     """The longest answer; actions have no such length."""
     if robot(get):
-        return Said(how="nothing", why="the tokens of a chunk follow from the model")
-    return Said(translated(row.ours[0], value), "renamed")
+        return Translation(how="nothing", why="the tokens of a chunk follow from the model")
+    return Translation(translated(row.ours[0], value), "renamed")
 
 
 RULES: Mapping[str | tuple[str, str], Rule] = {

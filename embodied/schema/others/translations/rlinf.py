@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from embodied.schema.others.tables import Row
-from embodied.schema.others.translation import Lookup, Rule, Said, Unknown, nothing, number_of, only_if
+from embodied.schema.others.translation import Lookup, Rule, Translation, Unknown, nothing, number_of, only_if
 from embodied.schema.others.values import translated
 
 OPTIM = "actor.optim."
@@ -24,152 +24,164 @@ def of_texts(get: Lookup) -> bool:
     return get("runner.task_type") in TASKS or get("data.rollout_batch_size") is not None
 
 
-def eval_temperature(row: Row, value: Any, get: Lookup) -> Said:
+def eval_temperature(row: Row, value: Any, get: Lookup) -> Translation:
     """Above 0 evaluations sample; else they take the likeliest token."""
     number = number_of(value)
     if number is None:
-        return Said(how="nothing", why="nothing is set")
+        return Translation(how="nothing", why="nothing is set")
     section = "algorithm.val_sampling_params"
     if number <= 0:
-        return Said({f"{section}.do_sample": False}, "derived", "the likeliest token")
-    return Said({f"{section}.temperature": value, f"{section}.do_sample": True}, "renamed")
+        return Translation({f"{section}.do_sample": False}, "derived", "the likeliest token")
+    return Translation({f"{section}.temperature": value, f"{section}.do_sample": True}, "renamed")
 
 
-def tokens(row: Row, value: Any, get: Lookup) -> Said:
+def tokens(row: Row, value: Any, get: Lookup) -> Translation:
     """The length of an answer; that of an action follows from the model."""
     if value is None or not (isinstance(get, Unknown) or of_texts(get)):
-        return Said(how="nothing", why="the tokens of a chunk follow from the model")
-    return Said(dict.fromkeys(row.ours, value), "renamed")
+        return Translation(how="nothing", why="the tokens of a chunk follow from the model")
+    return Translation(dict.fromkeys(row.ours, value), "renamed")
 
 
-def whitened(row: Row, value: Any, get: Lookup) -> Said:
+def whitened(row: Row, value: Any, get: Lookup) -> Translation:
     """For robots RLinf normalises the advantages of gae alone."""
     adv = str(get("algorithm.adv_type")).lower()
     known = not isinstance(get, Unknown) and get("algorithm.adv_type") is not None
     if known and value in (True, "True") and not of_texts(get) and "gae" not in adv and adv != "ppo":
-        return Said(how="nothing", why=f"RLinf whitens those of gae alone for robots, and adv_type is {adv}")
-    return Said({row.ours[0]: value}, "same")
+        return Translation(how="nothing", why=f"RLinf whitens those of gae alone for robots, and adv_type is {adv}")
+    return Translation({row.ours[0]: value}, "same")
 
 
-def style(row: Row, value: Any, get: Lookup) -> Said:
+def style(row: Row, value: Any, get: Lookup) -> Translation:
     """Name of the schedule; it says with what the rates end, too."""
     name = str(value).lower()
     if name not in STYLES:
-        return Said(how="refused", why=f"there is no schedule {value} here")
+        return Translation(how="refused", why=f"there is no schedule {value} here")
     settings: dict[str, Any] = {row.ours[0]: STYLES[name]}
     if name == "torch_cosine":
         settings["actor.lr_sched.min_lr"] = TORCH_COSINE_MIN
     base, steps = number_of(get(OPTIM + "lr")), number_of(get(OPTIM + "lr_warmup_steps"))
     if name in ("openpi_cosine", "ref_warmup_cosine") and base and steps and steps > 0:
         settings["actor.lr_sched.lr_warmup_init"] = base / (steps + 1)
-    return Said(settings, "renamed" if len(settings) == 1 else "derived")
+    return Translation(settings, "renamed" if len(settings) == 1 else "derived")
 
 
 def _warms_up(get: Lookup) -> bool:
     return not str(get(OPTIM + "lr_scheduler")).startswith("torch_")
 
 
-def warmup(row: Row, value: Any, get: Lookup) -> Said:
+def warmup(row: Row, value: Any, get: Lookup) -> Translation:
     """Optimizer's schedule steps, one an iteration; below 0 the share of ``total_training_steps`` says it."""
     number, share = number_of(value), row.key.endswith("_ratio")
     if number is None or not _warms_up(get):
-        return Said(how="nothing", why="this schedule has no warm-up" if number is not None else "nothing is set")
+        return Translation(
+            how="nothing", why="this schedule has no warm-up" if number is not None else "nothing is set"
+        )
     if share:
         first, total = number_of(get(OPTIM + "lr_warmup_steps")), number_of(get(OPTIM + "total_training_steps"))
         if first is not None and first >= 0:
-            return Said(how="nothing", why="lr_warmup_steps says it")
+            return Translation(how="nothing", why="lr_warmup_steps says it")
         iterations = int(number * (total or 0))
-        return Said({row.ours[0]: iterations}, "derived", f"{number:g} · {total or 0:g} steps")
-    return Said({row.ours[0]: value}, "renamed") if number >= 0 else Said(how="nothing", why="the share says it")
+        return Translation({row.ours[0]: iterations}, "derived", f"{number:g} · {total or 0:g} steps")
+    return (
+        Translation({row.ours[0]: value}, "renamed")
+        if number >= 0
+        else Translation(how="nothing", why="the share says it")
+    )
 
 
-def total(row: Row, value: Any, get: Lookup) -> Said:
+def total(row: Row, value: Any, get: Lookup) -> Translation:
     """Steps over which the rates fall; with a constant rate they say nothing."""
     number = number_of(value)
     falls = isinstance(get, Unknown) or STYLES.get(str(get(OPTIM + "lr_scheduler")).lower()) == "cosine"
     if not falls or not number or number <= 0:
-        return Said(how="nothing", why="the rates do not fall")
-    return Said({row.ours[0]: value}, "renamed")
+        return Translation(how="nothing", why="the rates do not fall")
+    return Translation({row.ours[0]: value}, "renamed")
 
 
-def capped(row: Row, value: Any, get: Lookup) -> Said:
+def capped(row: Row, value: Any, get: Lookup) -> Translation:
     """Largest weight; beyond it an element has none."""
     mode = {"algorithm.behav_imp_weight_mode": "mask"}
     return only_if(value, {row.ours[0]: value, **mode}, "nothing is set")
 
 
-def precision(row: Row, value: Any, get: Lookup) -> Said:
+def precision(row: Row, value: Any, get: Lookup) -> Translation:
     same = str(value).lower() == str(get("actor.model.precision")).lower()
     if same or isinstance(get, Unknown):
-        return Said(how="nothing", why="the policy acts in the format in which it learns")
-    return Said(translated(row.ours[0], value), "renamed")
+        return Translation(how="nothing", why="the policy acts in the format in which it learns")
+    return Translation(translated(row.ours[0], value), "renamed")
 
 
-def chat(row: Row, value: Any, get: Lookup) -> Said:
-    return Said({row.ours[0]: "always" if value in (True, "True") else "never"}, "renamed")
+def chat(row: Row, value: Any, get: Lookup) -> Translation:
+    return Translation({row.ours[0]: "always" if value in (True, "True") else "never"}, "renamed")
 
 
-def width(row: Row, value: Any, get: Lookup) -> Said:
+def width(row: Row, value: Any, get: Lookup) -> Translation:
     """One width of the ratio's clip, for the sides that have none of their own."""
     own = {key: get(key) for key in row.ours}
     settings = {key: value for key in row.ours if own[key] is None}
-    return Said(settings, "renamed" if len(settings) == 2 else "derived" if settings else "nothing")
+    return Translation(settings, "renamed" if len(settings) == 2 else "derived" if settings else "nothing")
 
 
-def simulator(row: Row, value: Any, get: Lookup) -> Said:
+def simulator(row: Row, value: Any, get: Lookup) -> Translation:
     """Name of a simulator; of LIBERO, the suite is our env."""
     if isinstance(get, Unknown):
-        return Said({"env": str(value)}, "renamed")
+        return Translation({"env": str(value)}, "renamed")
     name = str(value).lower()
     side = "eval" if all(key.startswith("env.eval.") for key in row.ours) else "train"
     suite = get(f"env.{side}.task_suite_name") or get("task_suite_name")
     if name == "libero" and suite:
-        return Said({"env" if side == "train" else "env.eval": str(suite)}, "derived", "the suite of tasks")
+        return Translation({"env" if side == "train" else "env.eval": str(suite)}, "derived", "the suite of tasks")
     if name in ("libero", "maniskill"):
-        return Said(how="nothing", why="the list of defaults names the env")
-    return Said({"env" if side == "train" else "env.eval": str(value)}, "renamed")
+        return Translation(how="nothing", why="the list of defaults names the env")
+    return Translation({"env" if side == "train" else "env.eval": str(value)}, "renamed")
 
 
-def group(row: Row, value: Any, get: Lookup) -> Said:
+def group(row: Row, value: Any, get: Lookup) -> Translation:
     """RLinf gives every env the size of the algorithm's groups; evaluations have no groups."""
     if get("algorithm.group_size") is not None or all(key.startswith("env.eval.") for key in row.ours):
-        return Said(how="nothing", why="algorithm.group_size says it")
-    return Said({row.ours[0]: value}, "renamed")
+        return Translation(how="nothing", why="algorithm.group_size says it")
+    return Translation({row.ours[0]: value}, "renamed")
 
 
-def steps_of_round(row: Row, value: Any, get: Lookup) -> Said:
+def steps_of_round(row: Row, value: Any, get: Lookup) -> Translation:
     """Control steps of a slot in a round, which may be those of several episodes there."""
     steps, limit = number_of(value), number_of(get(f"{row.key.rpartition('.')[0]}.max_episode_steps"))
     if steps is None or steps == limit:
-        return Said(how="nothing", why="a slot has one episode in a round" if steps else "nothing is set")
+        return Translation(how="nothing", why="a slot has one episode in a round" if steps else "nothing is set")
     if limit is None:
-        return Said(how="refused", why=row.meaning)
+        return Translation(how="refused", why=row.meaning)
     rounds = "algorithm.rollout_epoch" if row.key.startswith("env.train") else "env.eval.episodes_per_task"
     why = f"there a slot has {steps:g} / {limit:g} steps of an episode in a round, and here one episode: raise {rounds}"
-    return Said(how="refused", why=why if steps > limit else row.meaning)
+    return Translation(how="refused", why=why if steps > limit else row.meaning)
 
 
-def estimator(row: Row, value: Any, get: Lookup) -> Said:
+def estimator(row: Row, value: Any, get: Lookup) -> Translation:
     """REINFORCE++ may begin with the mean of the group."""
     if str(value).lower() == "reinpp" and get("algorithm.use_reinpp_baseline") in (True, "True"):
-        return Said({row.ours[0]: "reinforce_plus_plus_baseline"}, "derived", "use_reinpp_baseline is on")
+        return Translation({row.ours[0]: "reinforce_plus_plus_baseline"}, "derived", "use_reinpp_baseline is on")
     settings = translated(row.ours[0], value)
-    return Said(settings, "same" if settings == {row.key: value} else "renamed")
+    return Translation(settings, "same" if settings == {row.key: value} else "renamed")
 
 
-def kl_in_reward(row: Row, value: Any, get: Lookup) -> Said:
+def kl_in_reward(row: Row, value: Any, get: Lookup) -> Translation:
     """REINFORCE++ has a KL in the reward, beside the one in the loss."""
     if not number_of(value):
-        return Said(how="nothing", why="there is none")
+        return Translation(how="nothing", why="there is none")
     if number_of(get("algorithm.kl_beta")):
-        return Said(how="refused", why="kl_beta is above 0, too, and here one KL stands in the loss or in the reward")
-    return Said({"algorithm.kl_beta": value, "algorithm.use_kl_in_reward": True}, "derived")
+        return Translation(
+            how="refused", why="kl_beta is above 0, too, and here one KL stands in the loss or in the reward"
+        )
+    return Translation({"algorithm.kl_beta": value, "algorithm.use_kl_in_reward": True}, "derived")
 
 
-def kl_in_loss(row: Row, value: Any, get: Lookup) -> Said:
+def kl_in_loss(row: Row, value: Any, get: Lookup) -> Translation:
     if not number_of(value) and number_of(get("algorithm.reinpp_kl_beta")):
-        return Said(how="nothing", why="the KL stands in the reward (reinpp_kl_beta)")
-    return Said({row.ours[0]: value}, "same") if value is not None else Said(how="nothing", why="nothing is set")
+        return Translation(how="nothing", why="the KL stands in the reward (reinpp_kl_beta)")
+    return (
+        Translation({row.ours[0]: value}, "same")
+        if value is not None
+        else Translation(how="nothing", why="nothing is set")
+    )
 
 
 RULES: Mapping[str | tuple[str, str], Rule] = {

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from embodied.schema.others.tables import Row
-from embodied.schema.others.translation import Lookup, Rule, Said, Unknown, betas, has, number_of, positive
+from embodied.schema.others.translation import Lookup, Rule, Translation, Unknown, betas, has, number_of, positive
 from embodied.schema.others.values import translated
 
 ACTOR = "actor_rollout_ref.actor."
@@ -26,82 +26,88 @@ def _loss(get: Lookup) -> str:
     return str(_of_actor(get, "policy_loss.loss_mode") or "vanilla").lower()
 
 
-def estimator(row: Row, value: Any, get: Lookup) -> Said:
+def estimator(row: Row, value: Any, get: Lookup) -> Translation:
     """``norm_adv_by_std_in_grpo`` decides between GRPO and Dr. GRPO."""
     name = str(value).lower()
     if name in GRPO and get("algorithm.norm_adv_by_std_in_grpo") in (False, "False", "false"):
-        return Said({row.ours[0]: "dr_grpo"}, "derived", "norm_adv_by_std_in_grpo is off")
-    return Said(translated(row.ours[0], SAME.get(name, value)), "renamed")
+        return Translation({row.ours[0]: "dr_grpo"}, "derived", "norm_adv_by_std_in_grpo is off")
+    return Translation(translated(row.ours[0], SAME.get(name, value)), "renamed")
 
 
-def by_std(row: Row, value: Any, get: Lookup) -> Said:
+def by_std(row: Row, value: Any, get: Lookup) -> Translation:
     off = value in (False, "False", "false")
     if isinstance(get, Unknown):
-        return Said({row.ours[0]: "dr_grpo"} if off else {}, "derived")
+        return Translation({row.ours[0]: "dr_grpo"} if off else {}, "derived")
     of_groups = str(get("algorithm.adv_estimator")).lower() in GRPO
-    return Said(how="nothing", why="adv_estimator says it" if of_groups else "it is for adv_estimator grpo")
+    return Translation(how="nothing", why="adv_estimator says it" if of_groups else "it is for adv_estimator grpo")
 
 
-def dual_clip(row: Row, value: Any, get: Lookup) -> Said:
+def dual_clip(row: Row, value: Any, get: Lookup) -> Translation:
     """The plain loss alone has it in verl."""
     if value is None or _loss(get) != "vanilla":
-        return Said(how="nothing", why=f"loss_mode {_loss(get)} has none" if value is not None else "nothing is set")
-    return Said({row.ours[0]: value}, "renamed")
+        return Translation(
+            how="nothing", why=f"loss_mode {_loss(get)} has none" if value is not None else "nothing is set"
+        )
+    return Translation({row.ours[0]: value}, "renamed")
 
 
-def aggregated(row: Row, value: Any, get: Lookup) -> Said:
+def aggregated(row: Row, value: Any, get: Lookup) -> Translation:
     """GSPO's is fixed there."""
     if _loss(get) == "gspo":
-        return Said({row.ours[0]: "seq-mean-token-mean"}, "derived", "loss_mode gspo always has this one")
-    return Said(translated(row.ours[0], value), "renamed")
+        return Translation({row.ours[0]: "seq-mean-token-mean"}, "derived", "loss_mode gspo always has this one")
+    return Translation(translated(row.ours[0], value), "renamed")
 
 
-def critic(row: Row, value: Any, get: Lookup) -> Said:
+def critic(row: Row, value: Any, get: Lookup) -> Translation:
     """Counts with a critic alone."""
     if value is None or not (isinstance(get, Unknown) or get("algorithm.adv_estimator") in ("gae", None)):
-        return Said(how="nothing", why="adv_estimator has no critic")
-    return Said({row.ours[0]: value}, "renamed")
+        return Translation(how="nothing", why="adv_estimator has no critic")
+    return Translation({row.ours[0]: value}, "renamed")
 
 
-def kl_type(row: Row, value: Any, get: Lookup) -> Said:
+def kl_type(row: Row, value: Any, get: Lookup) -> Translation:
     """Counts with ``use_kl_loss``; a ``+`` at its end asks for the gradient of another estimate."""
     if not isinstance(get, Unknown) and not _of_actor(get, "use_kl_loss"):
-        return Said(how="nothing", why="use_kl_loss is off")
+        return Translation(how="nothing", why="use_kl_loss is off")
     if str(value).endswith("+"):
-        return Said(how="refused", why="the gradient is here that of the estimate itself, without the +")
-    return Said(translated(row.ours[0], value), "renamed")
+        return Translation(how="refused", why="the gradient is here that of the estimate itself, without the +")
+    return Translation(translated(row.ours[0], value), "renamed")
 
 
-def shuffled(row: Row, value: Any, get: Lookup) -> Said:
-    return Said({row.ours[0]: value in (True, "True", "true")}, "renamed")
+def shuffled(row: Row, value: Any, get: Lookup) -> Translation:
+    return Translation({row.ours[0]: value in (True, "True", "true")}, "renamed")
 
 
-def family(row: Row, value: Any, get: Lookup) -> Said:
+def family(row: Row, value: Any, get: Lookup) -> Translation:
     """A name beside the architecture, which comes before it."""
     if has(get, "actor_rollout_ref.model.vla"):
-        return Said(how="nothing", why="actor_rollout_ref.model.vla says it")
-    return Said(translated(row.ours[0], value), "renamed")
+        return Translation(how="nothing", why="actor_rollout_ref.model.vla says it")
+    return Translation(translated(row.ours[0], value), "renamed")
 
 
-def of_texts(row: Row, value: Any, get: Lookup) -> Said:
+def of_texts(row: Row, value: Any, get: Lookup) -> Translation:
     """A length of texts, which SimpleVLA-RL's files have, too."""
     if any(has(get, key) for key in ROBOT):
-        return Said(how="nothing", why="the tokens of a chunk follow from the model")
-    return Said(translated(row.ours[0], value), "renamed")
+        return Translation(how="nothing", why="the tokens of a chunk follow from the model")
+    return Translation(translated(row.ours[0], value), "renamed")
 
 
-def low(row: Row, value: Any, get: Lookup) -> Said:
+def low(row: Row, value: Any, get: Lookup) -> Translation:
     """1 or more is no lower clip, as ratios are above 0."""
     number = number_of(value)
     if number is not None and number >= 1:
-        return Said({row.ours[0]: 0.999}, "derived", "no lower clip; 0.999 is nearest to that")
-    return Said({row.ours[0]: value}, "renamed") if value is not None else Said(how="nothing", why="nothing is set")
+        return Translation({row.ours[0]: 0.999}, "derived", "no lower clip; 0.999 is nearest to that")
+    return (
+        Translation({row.ours[0]: value}, "renamed")
+        if value is not None
+        else Translation(how="nothing", why="nothing is set")
+    )
 
 
-def example(row: Row, value: Any, get: Lookup) -> Said:
+def example(row: Row, value: Any, get: Lookup) -> Translation:
     """Supervised: prompt and answer together."""
     both = "data.max_prompt_length and algorithm.sampling_params.max_new_tokens"
-    return Said({}, "extra", f"prompt and answer have a length each here: share the {value} out to {both}")
+    return Translation({}, "extra", f"prompt and answer have a length each here: share the {value} out to {both}")
 
 
 RULES: Mapping[str | tuple[str, str], Rule] = {
