@@ -4,7 +4,7 @@
 
 The loss of an optimizer batch is ``Σ weight · loss`` over its elements with weights fixed before the first forward pass
 (:mod:`embodied.algorithms.aggregation`). So micro-batches only bound memory. Records to which no term of the loss
-(step/objective.py) gives a gradient are left out before the forward pass; the denominators stay those of the full batch.
+(step/objective.py) gives a gradient are left out before the pass; the denominators stay those of the full batch.
 """
 
 from __future__ import annotations
