@@ -77,10 +77,10 @@ class Comparison:
     first: WrittenEvaluation
     second: WrittenEvaluation
     differing: Sequence[Differing]
-    notes: Sequence[str]  # what is not known of the conditions
+    notes: Sequence[str]  # gaps in what is known of the conditions
     unpaired: str  # why the starts were not paired; empty if they were
     shared: int  # starts with partners
-    starts: tuple[int, int]  # of each
+    starts: tuple[int, int]  # number of starts on each side
     tasks: Sequence[Row]
     over_all: Row
     gained: int  # starts on which the second did better; 0 if unpaired
@@ -89,7 +89,7 @@ class Comparison:
     adjusted: float | None  # the same, by Holm, if there are several comparisons (evaluation/pairwise.py)
     over_tasks: tuple[float, float] | None  # bootstrap interval; None with one task
     more: statistics.Needed | None  # starts that both need beside those they have; None without a difference
-    places: tuple[int, int] = (0, 1)  # of both among the evaluations that are compared
+    places: tuple[int, int] = (0, 1)  # positions of both among the evaluations that are compared
 
     @property
     def differ(self) -> bool:

@@ -40,8 +40,8 @@ Place = tuple[int, int, int]
 class Lengths:
     """Episodes of a task in control steps; None where the file does not say it, or for texts."""
 
-    steps_mean: float | None  # of an episode
-    steps_to_success: float | None  # until the first success, median of the episodes that have one
+    steps_mean: float | None  # mean length of an episode
+    steps_to_success: float | None  # median steps until the first success, over the episodes that have one
     not_run: int  # episodes that were planned and could not be run
 
 
@@ -49,17 +49,17 @@ class Lengths:
 class WrittenEvaluation:
     """What the file of an evaluation holds."""
 
-    name: str  # as the user gave it
+    name: str  # name or path, as the user gave it
     file: Path
     conditions: Mapping[str, Any]  # empty if the file does not have them
     env: Mapping[str, Any] | None  # ``_target_`` and arguments; None if that is not known
-    env_is_recorded: bool  # in the file itself; else it is that of the run's configuration, which may be newer
+    env_is_recorded: bool  # True: the file has ``env``; False: it is from the run's configuration, which may be newer
     tasks: Mapping[int, str]  # instructions
     outcomes: Mapping[Place, Sequence[bool]]  # success of each episode that was run
     not_run: int  # episodes that were planned and could not be run
     initial_states: Sequence[int]  # how many fixed ones each task has, if the file says it
     protocol: Mapping[str, Any]  # name, hash and keys; empty if the file does not have them
-    lengths: Mapping[int, Lengths]  # by the number of the task; −1: over all of them
+    lengths: Mapping[int, Lengths]  # lengths by the number of the task; −1: over all tasks
     why_not_run: str  # the error of the first episode that could not be run; empty if the file does not say it
 
     @property

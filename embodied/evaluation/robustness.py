@@ -26,7 +26,7 @@ class Robustness:
 
     kind: str
     strength: str
-    perturbation: Mapping[str, Any]  # what is done, without what is left as it was
+    perturbation: Mapping[str, Any]  # arguments of the perturbation that differ from their defaults
     successes: int
     episodes: int
     success_rate: float
@@ -34,7 +34,7 @@ class Robustness:
     high: float
     lost: int  # starts that were solved unperturbed, and not under the condition
     gained: int  # the other way round
-    difference: float  # of the success rate from the unperturbed one
+    difference: float  # difference of the success rates, perturbed − unperturbed
     difference_low: float
     difference_high: float
 

@@ -55,7 +55,7 @@ NOT_HERE = ("model", "algorithm", "actor.")
 class Tolerance:
     """When actions agree: at least ``share`` of their numbers differ by at most ``largest``."""
 
-    largest: float  # of the range of an action dimension
+    largest: float  # largest difference that counts as equal, relative to the range of the action dimension
     share: float
 
     def __str__(self) -> str:
@@ -74,8 +74,8 @@ class Agreement:
     """How far greedy actions on the same observations agree."""
 
     observations: int
-    share: float  # of the numbers that are within the tolerance
-    largest: float  # difference, of the range of an action dimension
+    share: float  # share of the numbers that are within the tolerance
+    largest: float  # largest difference, relative to the range of the action dimension
     mean: float
     episodes: tuple[float, ...]  # the share, in each episode that was compared
 
@@ -246,7 +246,7 @@ class Ran:
     seen: Examples
     actions: np.ndarray  # [N, *decision]
     owners: np.ndarray  # [N], place in the plan of the episode that each is of
-    facts: Sequence[WorkerFacts]  # what the env workers have found
+    facts: Sequence[WorkerFacts]  # facts that the env workers have found
 
 
 class _Runs:

@@ -57,16 +57,16 @@ class Variation(NamedTuple):
 class Difference:
     """A run against the first one, on the same starts."""
 
-    name: str  # what differs
+    name: str  # name of the variation
     successes: int
-    episodes: int  # that both have run
+    episodes: int  # episodes that both have run
     other_success: int  # episodes with another success
-    other_steps: int  # with another number of control steps
+    other_steps: int  # episodes with another number of control steps
     other_return: int
     largest_return: float  # largest difference of an episode's return
-    other_progress: int  # with another progress, a real number that the smallest deviation of a motion changes
+    other_progress: int  # episodes with another progress, which the smallest deviation of a motion changes
     largest_progress: float
-    difference: float  # of the success rates
+    difference: float  # difference of the success rates, this run − the first
     low: float  # its 95 % interval, of pairs (Tango)
     high: float
 

@@ -39,7 +39,7 @@ class Session:
     reporter: Reporter
     folder: RunFolder
     server: ForkServer | None  # forks env workers; None = each is started by itself
-    memory: MemoryPlan | None  # what a dry run would take; None: it is none, or it counts nothing
+    memory: MemoryPlan | None  # memory that a dry run would take; None: no dry run, or it counts nothing
     model: Model
     engine: Callable[[], AbstractContextManager[Engine | None]]  # opens the inference engine, if there is to be one
 

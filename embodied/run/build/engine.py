@@ -23,8 +23,8 @@ from embodied.runtime.engine.engine import Engine, EngineConfig
 from embodied.runtime.engine.evidence import Evidence
 
 MAX_LANES = 256  # texts that are generated at the same time unless rollout.policy_batch is set
-MAX_GAP = 1e-3  # nats, of rollout.max_logprob_gap where nothing has fewer bits than float32
-MAX_GAP_ROUNDED = 0.1  # where the engine computes with fewer, or its weights travel with fewer
+MAX_GAP = 1e-3  # default of rollout.max_logprob_gap in nats, where everything has float32
+MAX_GAP_ROUNDED = 0.1  # default where the engine computes, or its weights travel, with fewer bits
 
 
 @contextmanager

@@ -30,7 +30,7 @@ class ConfiguredEnv:
     env: Env  # constructed to be asked, never reset
     spec: EnvSpec
     max_steps: int
-    conditions: tuple[Condition, ...]  # that perturb its episodes; none without ``perturb``
+    conditions: tuple[Condition, ...]  # conditions that perturb its episodes; none without ``perturb``
     kind: ActionKind  # robot or text
 
     @property

@@ -57,7 +57,7 @@ class ModelReward:
         held: who holds what of the model, for the console; empty = each process holds all of it.
     """
 
-    together = False  # whether all processes call it at one time
+    together = False  # True: all processes call it at the same time
 
     def __init__(self, model: RewardModel, weight: float, held: str = "") -> None:
         self._model, self._weight, self._held = model, weight, held

@@ -185,12 +185,12 @@ def sampling(config: schema.EvalSamplingConfig, logprob_dtype: str = "float32") 
 class Sizes:
     """The derived numbers of a run, which ``runner.dry_run`` prints and which size the slab."""
 
-    episodes: int  # of an iteration, over all ranks
+    episodes: int  # episodes in an iteration, over all ranks
     groups: int
-    rows: int  # of a rank's slab: its records (with gae, final observations) if none ends early, or two a slot; with
-    # max_staleness also those that an update reads meanwhile
-    optimizer_steps: int  # of an iteration, at most
-    fields: Mapping[str, ArraySpec]  # of a record
+    rows: int  # rows in a rank's slab: its records (with gae, final observations) if none ends early, or two a slot;
+    # with max_staleness also those that an update reads meanwhile
+    optimizer_steps: int  # upper limit for an iteration
+    fields: Mapping[str, ArraySpec]  # fields of a record, by name
 
 
 def sizes(config: schema.Config, sides: Sides, processes: Group, spec: PolicySpec) -> Sizes:

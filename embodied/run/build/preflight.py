@@ -76,7 +76,7 @@ class Rules:
             yield partial(self._read_demonstrations, train)
         if train and evaluation:
             yield lambda: allow(shares.open_files(config, train, evaluation, processes))
-        if self._machine and processes.local_rank == 0:  # what a machine offers is the same for all of its ranks
+        if self._machine and processes.local_rank == 0:  # once a machine, because all of its ranks share what it offers
             for env in {side.identity: side.env for side in self.sides.values()}.values():
                 yield env.preflight
 

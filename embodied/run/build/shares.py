@@ -98,7 +98,7 @@ def check(config: schema.Config, processes: Group) -> None:
                 f"make it a multiple of {hosts.size}, or start another number of processes (torchrun --nproc-per-node)",
             )
     slots = slots_of(config, hosts)
-    if hosts.size > 1 and (config.env.num_workers or 1) > slots:  # of one process the schema says it
+    if hosts.size > 1 and (config.env.num_workers or 1) > slots:  # the schema refuses it with one process
         raise ConfigError(
             f"env.num_workers {config.env.num_workers} is more than the {slots} env slots of each process: some would "
             "be idle",

@@ -217,8 +217,8 @@ class Counts:
     """How much of an env's problems a file answers."""
 
     answers: int
-    problems: int  # that have one
-    total: int  # of the env
+    problems: int  # problems with an answer
+    total: int  # problems of the env
     most: int  # answers to one problem
 
     @property
@@ -242,7 +242,7 @@ class FileAnswers(StandIn):
     def __init__(self, side: ConfiguredEnv, found: Mapping[Place, Sequence[str]]) -> None:
         super().__init__(side.spec.action)
         self.plan: list[Episode] = []
-        self._texts: dict[int, str] = {}  # by episode
+        self._texts: dict[int, str] = {}  # answers by episode_id
         for group, place in enumerate(sorted(found)):
             for text in found[place]:
                 self._texts[len(self.plan)] = text

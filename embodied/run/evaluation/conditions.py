@@ -20,7 +20,7 @@ from embodied.types import PolicySpec
 class Conditions:
     """Settings on which an evaluation's success depends, beside the tasks."""
 
-    weights: str  # what acts: a checkpoint's folder, or a run and how far it is
+    weights: str  # origin of the weights: a checkpoint's folder, or a run and how far it is
     max_steps: int  # control steps at which episodes are cut off
     env_max_steps: int  # the env's own limit, control steps
     episodes_per_task: int

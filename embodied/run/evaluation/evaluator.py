@@ -132,7 +132,7 @@ class Evaluator:
             texts(result)
             unfinished.add(result, texts.kept[-1] if len(texts.kept) > known else None)
 
-        facts = workers.pool.facts  # at the end a worker may be down
+        facts = workers.pool.facts  # taken now, because at the end a worker may be down
         try:
             results, stats = workers.run(left, job, "evaluation", self._reporter, ended)
         except Stopped:
@@ -171,7 +171,7 @@ class Evaluator:
         """Returns workers of the evaluation's env. Those that it starts end with ``opened``, or stay."""
         side = self._side
         if workers is not None and workers.identity == side.identity:
-            workers.wake(self._reporter.console)  # what they have found is part of the protocol
+            workers.wake(self._reporter.console)  # starts them now: the facts they find are part of the protocol
             return workers
         if self._workers is not None:
             return self._workers

@@ -42,7 +42,7 @@ class Protocol:
     hash: str
     changed: Mapping[str, Any]  # keys that NAME sets and that had another value, with that value
     keys: Mapping[str, Any]
-    held_out_in_training: bool | None = None  # whether training left the starts out; None: nobody knows, or asked
+    held_out_in_training: bool | None = None  # True: training left the starts out; None: not known, or none held out
 
     @property
     def named(self) -> dict[str, str | None]:

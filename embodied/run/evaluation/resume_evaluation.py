@@ -47,9 +47,9 @@ class Unfinished:
         self._path, self._identity = file, identity
         self._file: IO[str] | None = None
         self.kept = 0  # episodes that are in the file
-        self.results: dict[int, EpisodeResult] = {}  # of before, by episode_id
-        self.texts: list[dict[str, Any]] = []  # answers of theirs that are kept for reading
-        self._lines: list[Any] = []  # of theirs
+        self.results: dict[int, EpisodeResult] = {}  # results of the earlier attempt, by episode_id
+        self.texts: list[dict[str, Any]] = []  # answers of these episodes, as far as they are kept for reading
+        self._lines: list[Any] = []  # lines of the file with these episodes
 
     def read(self, plan: Sequence[Episode]) -> None:
         """Reads the episodes that had ended. What is damaged or of another identity counts as not there."""
@@ -57,7 +57,7 @@ class Unfinished:
         lines = [*_lines(self._path)] if self._path is not None else []
         if not lines or lines[0] != {"identity": self._identity}:
             return
-        with suppress(KeyError, TypeError, AttributeError):  # of a line that is none of ours: what follows it is left
+        with suppress(KeyError, TypeError, AttributeError):  # a malformed line, and all after it, is dropped
             for line in lines[1:]:
                 planned = by_id[line["episode"]]
                 episode = replace(planned, video=line["video"])

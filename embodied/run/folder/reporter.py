@@ -29,7 +29,7 @@ from embodied.schema import RunnerConfig
 from embodied.types import EpisodeResult
 
 STARVED = 3.0  # wall time over CPU time of an update from which on the reporter says that others take the cores
-TRACKERS_S = 60.0  # that services may take at the end of a run
+TRACKERS_S = 60.0  # time limit for trackers' services at the end of a run
 INTERRUPTED_S = 20.0  # the same after Ctrl-C: who pressed it is told, and may press it again
 STOPPED_S = 5.0  # the same after SIGTERM, if so much time is granted: what sent it will soon end the run
 SHORT_S = 5.0  # shorter updates are never called starved

@@ -50,12 +50,12 @@ class Counted:
     """A policy that was built to be counted; its weights may have no memory, and its gradients stand in them."""
 
     policy: Policy
-    weights: Weights  # of this process
+    weights: Weights  # weights that this process holds
     passes: Passes
     process: int  # bytes of this process without the policy
     allocator: int = 0  # bytes that the C library kept between tensors while the passes were made, if they were
     why_not: str | None = None  # why the passes could not be counted
-    with_memory: bool = True  # whether the policy's weights have values
+    with_memory: bool = True  # False: the policy's weights have shapes and no values
     gathered: Gathered = NOTHING
 
     def footprint(
@@ -147,7 +147,7 @@ def _count(
     passes, why_not, kept = Passes(0, None), None, 0
     try:
         passes, kept = counter.passes()
-    except (RuntimeError, NotImplementedError, KeyError, IndexError) as error:  # of an operation without memory
+    except (RuntimeError, NotImplementedError, KeyError, IndexError) as error:  # some operation needs real memory
         why_not = f"{type(error).__name__}: {str(error).splitlines()[:1]}"
     process = resident() - (0 if mode is not nullcontext else live.now)
     return Counted(policy, share.weights, passes, process, max(kept - process, 0), why_not, gathered=share.gathered)

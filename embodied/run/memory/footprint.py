@@ -35,7 +35,7 @@ class Weights:
 
     all: int
     trained: int | None  # None: not known without building it
-    value_head: int = 0  # of those that are trained
+    value_head: int = 0  # bytes of the value head, a part of ``trained``
 
     @property
     def optimizer(self) -> int:
@@ -48,8 +48,8 @@ class Pass:
     """Bytes that a forward and backward pass of a micro-batch adds, beside gradients."""
 
     saved: int  # live between forward and backward
-    most: int  # at its fullest moment
-    logits: int = 0  # of these, tensors over all choices of an element
+    most: int  # peak, ``saved`` included
+    logits: int = 0  # part of the peak: tensors over all choices of an element
 
     @property
     def temporary(self) -> int:
@@ -62,8 +62,8 @@ class Passes:
 
     act: int  # bytes that a call of the policy adds, with the rows of rollout.policy_batch
     update: Pass | None  # None: nothing is trained, or it could not be counted
-    checkpointed: bool | None = None  # whether ``update`` recomputes activations; None: the policy has no such switch
-    otherwise: Pass | None = None  # with the switch in its other position
+    checkpointed: bool | None = None  # True: ``update`` recomputes activations; None: the policy has no such switch
+    otherwise: Pass | None = None  # the same pass with the switch in its other position
     graphs: int = 0  # bytes that CUDA graphs of a call of the policy keep beside it; 0 = there are none
 
 
@@ -89,10 +89,10 @@ class Footprint:
 
     moment: str
     device: Mapping[str, int]  # tensors on the policy's device
-    host: Mapping[str, int]  # beside them, of the policy's process
-    workers: int  # of all env workers
+    host: Mapping[str, int]  # host memory of the policy's process, without ``device``
+    workers: int  # memory of all env workers
     count: int  # env workers
-    unknown: tuple[str, ...] = ()  # what is not counted
+    unknown: tuple[str, ...] = ()  # names of parts that are not counted
 
     @property
     def on_device(self) -> int:
@@ -216,7 +216,7 @@ def _moments(
     one = trained + weights.optimizer + (trained if config.actor.optim.ema_decay is not None else 0)
     one += trained if acts_with_others(config) else 0
     copy = one if runner.checkpoint.async_save else 0
-    kept = copy if runner.max_epochs > 1 and runner.save_interval != 1 else 0  # of each iteration that is not saved
+    kept = copy if runner.max_epochs > 1 and runner.save_interval != 1 else 0  # copy for a stop between two saves
     update = passes.update if passes else None
     saved, logits = (update.saved, min(update.logits, update.most)) if update else (0, 0)
     found["update"] = {"activations": max(saved - logits, 0), "logits": logits, "copy of what is saved": kept}
@@ -225,7 +225,7 @@ def _moments(
     if config.algorithm.max_staleness and acts_with_others(config) and passes:
         found["update"]["a call of the policy beside it"] = passes.act
     found["act"]["copy of what is saved"] = kept
-    lasts = not config.actor.offload_grad  # until the next update begins
+    lasts = not config.actor.offload_grad  # gradients stay until the next update begins
     found["act"]["gradients"] = trained if lasts else 0
     # On a GPU Adam steps over all tensors at once, and its square roots take as much as the gradients.
     found["step"] = {"gradients": trained, "temporary": trained if on_gpu else 0, "copy of what is saved": kept}

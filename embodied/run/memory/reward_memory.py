@@ -13,16 +13,16 @@ from embodied.weights.header import read_header
 from embodied.weights.listing import counted_files
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-ELEMENT = re.compile(r"(.*?\.\d+)\.")  # of an outermost list of modules, in the name of a weight
+ELEMENT = re.compile(r"(.*?\.\d+)\.")  # an element of the outermost list of modules, in the name of a weight
 
 
 @dataclass(frozen=True)
 class RewardMemory:
     """Bytes of a reward model's weights in one process."""
 
-    held: int  # always
-    gathered: int = 0  # beside them while it scores, where several processes share it: the rest's and a layer's
-    waits: bool = False  # whether it is in host memory until it scores
+    held: int  # bytes at all times
+    gathered: int = 0  # bytes added while several processes score: the largest layer, and all weights outside layers
+    waits: bool = False  # True: rests in host memory until it scores
 
 
 def of_reward_model(model: RewardModelConfig, size: int) -> RewardMemory | None:

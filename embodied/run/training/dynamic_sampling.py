@@ -32,10 +32,10 @@ class Collected:
 
     results: list[EpisodeResult]  # those to be trained on, in the order of rounds and plan, with records
     episodes: list[EpisodeResult]  # all that were run with sampling; rows of dropped ones hold other records by now
-    stats: RolloutStats  # of all rounds, greedy episodes included
+    stats: RolloutStats  # sums over all rounds, greedy episodes included
     rounds: int = 1
     greedy: Sequence[EpisodeResult] = ()  # one a start (``adv_type: remax``), without records
-    baselines: Mapping[Start, float] | None = None  # what they returned
+    baselines: Mapping[Start, float] | None = None  # returns of these greedy episodes, by start
 
     @property
     def dropped_groups(self) -> int:

@@ -141,7 +141,7 @@ class OneStepOff(Synchronous):
         if iteration == 0:
             self._trainer.begin_rollout(0)
         ran, self._ahead = self._ahead or self._run(iteration, stop), None
-        self._trainer.begin_rollout(iteration + 1)  # after the last iteration, too: a longer run may go on from it
+        self._trainer.begin_rollout(iteration + 1)  # also after the last iteration: a longer run may go on from it
         title = f"{self._reporter.title(iteration)} update, beside the next rollout"
         with self._reporter.console.progress(title, brief=True), apart_from_other_threads():
             threads = self._config.actor.num_threads or torch.get_num_threads()

@@ -35,10 +35,10 @@ class RolloutShare:
     stats: RolloutStats
     used: Mapping[str, np.ndarray]  # integer field of its decisions → the values that occurred, each once
     policy_s: float
-    wait_s: float  # for env workers
-    ranks_s: float  # for other processes
+    wait_s: float  # time spent waiting for env workers
+    ranks_s: float  # time spent waiting for other processes
     memory: int  # bytes
-    engine: Mapping[str, float]  # what was measured of an inference engine, if there is one
+    engine: Mapping[str, float]  # metrics of the inference engine; empty without one
 
 
 def of_rollout(

@@ -39,11 +39,11 @@ class Composed:
 
     config: Config
     resolved: dict[str, Any]  # plain mapping with every default; saved, and compared on resume
-    record: Record | None = None  # what hydra.output_subdir asks to be written into the run's folder
-    command: str = ""  # that composed it, as the user would type it again
+    record: Record | None = None  # files in the run's folder that hydra.output_subdir asks for
+    command: str = ""  # command line as the user would type it again
     follows: tuple[str, ...] = ()  # keys of env.eval that env.train gave their value on the command line
     trail: Trail | None = field(default=None, compare=False, repr=False)  # how it was made
-    origins: Origins | None = field(default=None, compare=False, repr=False)  # of its values, for the run's folder
+    origins: Origins | None = field(default=None, compare=False, repr=False)  # origins of values, for the run's folder
 
 
 def compose(overrides: Sequence[str], config_name: str = "train", config_dirs: Sequence[str] = ()) -> Composed:

@@ -63,7 +63,7 @@ def compose_files(overrides: list[str], config_name: str, config_dirs: Sequence[
         with _hydra():
             wanted = _with_search_path(overrides, config_dirs)
             config = hydra_compose(config_name, wanted, return_hydra_config=True)
-    except (yaml.YAMLError, RecursionError) as error:  # of a file that another one names
+    except (yaml.YAMLError, RecursionError) as error:  # raised for a file that another one names
         check_folders(config_dirs)
         raise _composition_error(error, overrides, config_dirs) from None
     except (HydraException, OmegaConfBaseException, ValueError) as error:

@@ -25,7 +25,7 @@ class KeyProblem:
 
     line: str
     key: str
-    instead: Settings = field(default_factory=dict)  # what to set, where it is known exactly
+    instead: Settings = field(default_factory=dict)  # keys to set in its place, where they are known exactly
 
 
 def fix(found: Sequence[KeyProblem], rest: str) -> str:

@@ -60,7 +60,7 @@ class Trail:
     expanded: list[str] = field(default_factory=list)  # the same in hydra's own grammar
     choices: Mapping[str, str] = field(default_factory=dict)  # group → its file
     protocol: list[str] | None = None  # overrides by which the protocol was read apart from the rest
-    steps: dict[str, Origin] = field(default_factory=dict)  # of values that neither a file nor the command line says
+    steps: dict[str, Origin] = field(default_factory=dict)  # origins of values that composition itself sets
     left_out: dict[str, str] = field(default_factory=dict)  # key → why it is not in the configuration as it was set
 
     def note(self, origins: Mapping[str, Origin]) -> None:

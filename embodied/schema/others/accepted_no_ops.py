@@ -22,8 +22,8 @@ class NoOp(NamedTuple):
     """What a key may say, beside null."""
 
     values: tuple[Any, ...]
-    why: str  # nothing else
-    fix: str = ""  # beside leaving it out
+    why: str  # reason why no other value is accepted
+    fix: str = ""  # remedy for a refused value, beside leaving the key out
     same_as: tuple[str, ...] = ()  # keys whose values it may have, too
 
 

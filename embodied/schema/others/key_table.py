@@ -27,7 +27,7 @@ class Key:
     type: str  # str | null
     default: str
     meaning: str
-    model: Model  # that declares it
+    model: Model  # class of the section that declares it
 
 
 def keys() -> Iterator[Key]:

@@ -28,7 +28,7 @@ class Normalised:
     silent: tuple[str, ...]  # keys with a value that keeps the default
     no_ops: tuple[str, ...]  # keys that were accepted and dropped
     hub_name: str | None  # the model's name on the hub, in whose place its folder is now
-    refused: list[ConfigError]  # of values that ask for what is not there
+    refused: list[ConfigError]  # errors about values that ask for what is not there
 
 
 @dataclass(frozen=True)

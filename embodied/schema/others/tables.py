@@ -40,8 +40,8 @@ class Row:
     """One key of another system."""
 
     system: str
-    key: str  # without the brackets
-    where: str  # what stands in them, else ""
+    key: str  # name without its brackets
+    where: str  # text in the brackets, else ""
     kind: str  # must | should | extra | out
     ours: tuple[str, ...]  # empty of class out
     meaning: str

@@ -28,7 +28,7 @@ model that it takes."""
 IMAGE_SIZE = "image_size"
 """Name of the function there that is given ``model_path`` and says how many pixels a side of a picture has."""
 PROMPT_BYTES, MOST_PROMPT_BYTES = 2048, 1 << 20
-TOKEN_BYTES = 8  # of a prompt; in English text a token has about four
+TOKEN_BYTES = 8  # bytes of prompt allowed a token; English text has about four
 OTHER_NAMES = {"single_choice": "choice", "boxed_math": "boxed"}
 """What Cosmos-RL calls some verifiers."""
 

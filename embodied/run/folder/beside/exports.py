@@ -31,8 +31,8 @@ FOLDER = "exports"
 PROGRAM = (sys.executable, "-m", "embodied.tools.export")
 KEY = "runner.checkpoint.export_safetensors"
 FORMAT = "hf"
-STOPPED_S = 5.0  # that an export may take after a stop signal, if so much time is granted
-LONGEST_S = 3600.0  # that the end of a run waits for exports
+STOPPED_S = 5.0  # time limit for an export after a stop signal, if so much time is granted
+LONGEST_S = 3600.0  # time limit for all exports at the end of a run
 
 
 class Exporter:
@@ -69,7 +69,7 @@ class Exporter:
         if not self._wanted or checkpoint.parent.parent != self._folder.parent:
             return
         if (out := self._out(checkpoint)).exists():
-            self.uploads.exported(out)  # whether it was uploaded is not known
+            self.uploads.exported(out)  # handed over again, because nobody knows whether it was uploaded
         else:
             self.completed(checkpoint)
 
@@ -97,7 +97,7 @@ class Exporter:
 
     def _command(self, source: Path) -> Sequence[str]:
         out = self._out(source)
-        shutil.rmtree(out, ignore_errors=True)  # of a checkpoint that was written again
+        shutil.rmtree(out, ignore_errors=True)  # an export that is there is of an older checkpoint in this place
         return [*PROGRAM, str(source), "--format", FORMAT, "--out", str(out), "--observations", "0"]
 
     def _ended(self, source: Path, failure: str) -> None:

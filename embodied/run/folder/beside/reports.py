@@ -27,7 +27,7 @@ NEEDED = {"vl-convert-python": "vl_convert", "jinja2": "jinja2"}
 
 END_S = 120.0  # the first report of a machine bundles the charting library
 STOPPED_S = 5.0  # the same after a stop signal, if so much time is granted
-LOOK_S = 0.05  # between two looks at whether it is ready, or a stop signal has come
+LOOK_S = 0.05  # pause between two looks at whether it is ready, or a stop signal has come
 
 
 class Reports:

@@ -27,7 +27,7 @@ from embodied.schema import CheckpointConfig
 
 PROGRAM = (sys.executable, "-m", "embodied.tools.upload")
 HUB = "hf"
-STOPPED_S = 5.0  # that uploads may take after a stop signal, if so much time is granted
+STOPPED_S = 5.0  # time limit for uploads after a stop signal, if so much time is granted
 
 
 class Uploads:
@@ -102,7 +102,7 @@ class _Way:
         self.place, self._each, self._all, self._console = place, each, all_of_them, console
         self._sent: list[Path] = []
         self._left: dict[Path, str] = {}  # folder → why it was not sent
-        self._newest: Path | None = None  # to be sent at the end
+        self._newest: Path | None = None  # folder to send at the end
         self._said = False
         self.queue = NewestNext(self._command, self._ended)
 

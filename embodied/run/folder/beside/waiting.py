@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from embodied.runtime.signals import StopSignal
 
-LOOK_S = 0.05  # between two looks at whether a program has ended, or a stop signal has come
+LOOK_S = 0.05  # pause between two looks at whether a program has ended, or a stop signal has come
 
 
 def wait_for(ready: Callable[[], bool], stop: StopSignal, stopped_s: float, longest_s: float = math.inf) -> bool:
