@@ -72,7 +72,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The second evaluation against the first."""
+    """Comparison of the second evaluation with the first."""
 
     first: WrittenEvaluation
     second: WrittenEvaluation
@@ -93,7 +93,7 @@ class Comparison:
 
     @property
     def differ(self) -> bool:
-        """Whether success differs by more than chance: the interval excludes 0, and the test agrees."""
+        """Returns whether success differs by more than chance: the interval excludes 0, and the test agrees."""
         row = self.over_all
         return not row.low <= 0 <= row.high and (self.adjusted is None or self.adjusted < 0.05)
 
@@ -198,12 +198,12 @@ def _is_means(key: str) -> bool:
 
 
 def _moves_starts(key: str) -> bool:
-    """Whether starts of equal numbers may be others where this condition differs."""
+    """Returns whether starts of equal numbers may be others where this condition differs."""
     return key.startswith("env.") and not _is_means(key)
 
 
 def same_protocol(first: WrittenEvaluation, second: WrittenEvaluation) -> bool | None:
-    """Whether two evaluations were made under one protocol; None if a file does not say under which it was."""
+    """Returns whether two evaluations were made under one protocol; None if a file does not say it."""
     if not first.protocol or not second.protocol:
         return None
     return first.protocol.get("hash") == second.protocol.get("hash")

@@ -1,4 +1,4 @@
-"""What a comparison of evaluations comes to: which starts were compared, the table, the tests, and the verdict.
+"""Writes a comparison of evaluations as text: the starts that were compared, the table, the tests, the verdict.
 
 ``names`` are what both are called in the text: letters, or words.
 """
@@ -18,13 +18,13 @@ Names = tuple[str, str]
 
 
 def letters(one: Comparison) -> Names:
-    """Returns the letters of both."""
+    """Returns the letters that name both evaluations."""
     first, second = one.places
     return LETTERS[first], LETTERS[second]
 
 
 def chance(count: int) -> str:
-    """Says what several comparisons do to the tests."""
+    """Explains how the tests are corrected for several comparisons."""
     return (
         f"{count} pairs were tested. Each test alone calls one in twenty equal pairs different, so among many pairs "
         "some differences are found by chance. Holm's p-values hold the chance of any false alarm at 5 %; verdicts use "

@@ -1,5 +1,5 @@
-"""What several episodes of one start tell: the chance that one of k succeeds, and whether what most of k answers say is
-right (pass@k, maj@k)."""
+"""Computes pass@k and maj@k from several episodes of each start: the chance that one of k succeeds, and the chance that
+the most frequent of k answers is right."""
 
 from __future__ import annotations
 

@@ -64,8 +64,8 @@ def noted(checkpoint: Path) -> list[dict[str, Any]]:
 
 
 def left_out_by(config: Mapping[str, Any], wanted: int, trains: bool) -> bool | None:
-    """Whether all training behind some weights left out the last ``wanted`` initial states. None: nothing is held out,
-    or it is not known of a part.
+    """Returns whether all training behind some weights left out the last ``wanted`` initial states. None: nothing is
+    held out, or it is not known of a part.
 
     Args:
         config: of the run that trains the weights, or that evaluates them.
@@ -85,7 +85,7 @@ def left_out_by(config: Mapping[str, Any], wanted: int, trains: bool) -> bool | 
 
 
 def _of_folder(path: str) -> Sequence[Training]:
-    """What an export has noted in a folder; unknown in one from elsewhere, or of an older version."""
+    """Returns the trainings that an export noted in a folder; :data:`UNKNOWN` where there is no such note."""
     try:
         file = inside(folder_of(path), EXPORT_FILE)
         trainings = check_seal(file, read_json(file))["source"][NOTED]
@@ -99,7 +99,7 @@ def _count(value: Any) -> int | None:
 
 
 def _own(run: str | None, config: Mapping[str, Any]) -> Iterator[Training]:
-    """What a run itself has trained on: its own episodes, or each set of demonstrations."""
+    """Yields the trainings of the run itself: one for its own episodes, or one for each set of demonstrations."""
     if task_of(config["runner"]["task_type"]).supervised:
         yield from (Training(run, _of_demonstrations(Path(path))) for path in config["data"]["train_data_paths"])
     else:
@@ -107,7 +107,7 @@ def _own(run: str | None, config: Mapping[str, Any]) -> Iterator[Training]:
 
 
 def _of_demonstrations(folder: Path) -> int | None:
-    """What ``embodied.tools.demos`` has noted; not known of others, or if the folder is gone."""
+    """Returns the held-out states that ``embodied.tools.demos`` noted in a folder; None if there is no such note."""
     try:
         made = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
         return int(made["demos"].get("held_out_states", 0))

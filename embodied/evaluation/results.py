@@ -1,4 +1,4 @@
-"""Evaluations that were written before: where a name leads, and what their files hold.
+"""Finds evaluations that were written before by their names, and reads their files.
 
 runs/NAME                       its newest evaluation, runs/NAME/eval/000020.json
 runs/NAME@10                    runs/NAME/eval/000010.json
@@ -47,7 +47,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class WrittenEvaluation:
-    """What the file of an evaluation holds."""
+    """The contents of an evaluation's file."""
 
     name: str  # name or path, as the user gave it
     file: Path
@@ -64,7 +64,7 @@ class WrittenEvaluation:
 
     @property
     def starts_without_seed(self) -> bool:
-        """Whether a start does not depend on its seed: a problem in text."""
+        """Returns whether a start does not depend on its seed: a problem in text."""
         return is_of_texts(self.conditions)
 
 
@@ -97,7 +97,7 @@ def find(name: str) -> Path:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a folder is a checkpoint of a run, by where it lies. A run has a configuration, a checkpoint has none."""
+    """Returns whether a folder is a checkpoint of a run: it lies in ``checkpoints``, and has no configuration."""
     return path.absolute().parent.name == "checkpoints" and not (path / "config.yaml").exists()
 
 
@@ -211,7 +211,7 @@ def _evaluation(name: str, file: Path, found: Mapping[str, Any]) -> WrittenEvalu
 
 
 def is_of_texts(conditions: Mapping[str, Any]) -> bool:
-    """Whether the conditions are those of problems in text."""
+    """Returns whether the conditions are those of problems in text."""
     return "answers" in conditions or "max_new_tokens" in conditions.get("sampling", {})
 
 

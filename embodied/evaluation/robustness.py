@@ -1,4 +1,4 @@
-"""What perturbations cost: success under each condition, paired with the unperturbed episodes of the same starts.
+"""Success under each perturbation, paired with the unperturbed episodes of the same starts.
 
 Files in ``<run>/eval/``: ``robustness.json`` with every number and episode, ``robustness.md`` with the table, and
 ``robustness.png`` with the picture, of the last evaluation.

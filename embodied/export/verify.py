@@ -71,7 +71,7 @@ TOLERANCES = dict(zip(ROUNDINGS, (EXACT, ROUNDED, COARSE), strict=True))
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far greedy actions on the same observations agree."""
+    """Agreement of greedy actions on the same observations."""
 
     observations: int
     share: float  # share of the numbers that are within the tolerance
@@ -82,7 +82,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a verification has found."""
+    """The result of a verification."""
 
     env: str  # overrides that named it
     episodes: int
@@ -106,7 +106,7 @@ class Verdict:
 
     @property
     def lines(self) -> list[str]:
-        """What to say of it."""
+        """Returns the verdict as lines of text."""
         found, both = self.agreement, self.success
         return [
             f"{'verified' if self.verified else 'NOT VERIFIED'}: {self.env}, {self.episodes} greedy episodes each, "
@@ -149,8 +149,8 @@ class Asked:
 
 @contextmanager
 def asked(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> Iterator[Asked]:
-    """Checks what is asked for, before anything else is done. It sets how this process computes, too, which must come
-    before torch computes.
+    """Checks the evaluation that is asked for, before anything else. It sets how this process computes, too, which
+    must come before torch computes.
 
     Args:
         overrides: of an evaluation, e.g. ``["env=libero_spatial", "episodes=4"]``; ``episodes`` counts all of them.

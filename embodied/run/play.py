@@ -50,7 +50,7 @@ UNTRAINED = (
 
 @dataclass(frozen=True)
 class Choice:
-    """What the command line asks for.
+    """The episode that the command line asks for, and who acts in it.
 
     Args:
         actor: "policy", "expert" or "random".

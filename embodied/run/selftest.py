@@ -1,4 +1,4 @@
-"""``python -m embodied.eval … selftest=true``: one evaluation several times, of what must not change its numbers.
+"""Runs one evaluation with variations that must not change its numbers (``python -m embodied.eval … selftest=true``).
 
 | run | differs from the first in |
 |---|---|
@@ -55,7 +55,7 @@ class Variation(NamedTuple):
 
 @dataclass(frozen=True)
 class Difference:
-    """A run against the first one, on the same starts."""
+    """The differences of a run from the first one, on the same starts."""
 
     name: str  # name of the variation
     successes: int
@@ -72,7 +72,7 @@ class Difference:
 
     @property
     def zero(self) -> bool:
-        """Whether every episode gave the same numbers."""
+        """Returns whether every episode gave the same numbers."""
         return not (self.other_success or self.other_steps or self.other_return or self.other_progress)
 
 
@@ -142,7 +142,7 @@ def _rows(config: Config, processes: Group, policy: Policy) -> int:
 def variations(
     usual: Variation, policy_batch: int | None, processes: Group, policy: Policy, renderer: str, console: Console
 ) -> Iterator[tuple[str, Variation]]:
-    """Yields what else is run, under its name.
+    """Yields the variations to run, each with its name.
 
     Args:
         usual: the first run, as :func:`prepared` gives it.
@@ -224,7 +224,7 @@ def difference(name: str, first: Sequence[EpisodeResult], second: Sequence[Episo
 
 
 def cells(rows: Sequence[Difference]) -> list[list[str]]:
-    """Returns the table."""
+    """Returns the differences as a table."""
     head = [
         "run",
         "success",
@@ -249,7 +249,7 @@ def cells(rows: Sequence[Difference]) -> list[list[str]]:
 
 
 def verdict(rows: Sequence[Difference]) -> str:
-    """Says whether the numbers depend on what they must not depend on, and by how much."""
+    """Returns the verdict: do numbers depend on something that they must not depend on, and by how much?"""
     wrong = [row for row in rows if not row.zero]
     if not wrong:
         return f"no difference: each of {rows[0].episodes} episodes gave the same numbers in {len(rows) + 1} runs"

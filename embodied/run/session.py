@@ -34,7 +34,7 @@ from embodied.runtime.pool.fork_server import ForkServer
 
 @dataclass(frozen=True)
 class Session:
-    """What is open while a recipe runs."""
+    """The open resources of a run: reporter, folder, fork server, policy, engine."""
 
     reporter: Reporter
     folder: RunFolder
@@ -45,11 +45,11 @@ class Session:
 
     @property
     def path(self) -> Path:
-        """The folder."""
+        """The folder of the run."""
         return self.folder.path
 
     def simulators(self, config: schema.Config, sides: Sides, engine: Engine | None = None) -> Simulators:
-        """Returns what starts env workers for a policy that acts as it is."""
+        """Makes the starter of env workers for the run's own policy."""
         hosts = self.reporter.processes.of("rollout")
         return Simulators(config, sides, hosts, self.model, self.path, self.reporter, self.server, engine)
 
@@ -59,7 +59,7 @@ def open_session(
     checked: Checked, console: Console, counts: bool = True, folder: Path | None = None,
     stand_in: Callable[[], object] | None = None,
 ) -> Iterator[Session]:  # fmt: skip
-    """Opens it until the block ends.
+    """Opens the resources of a run until the block ends.
 
     Args:
         counts: a dry run counts memory.

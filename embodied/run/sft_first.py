@@ -27,7 +27,7 @@ POLL_S = 0.2
 
 
 def run(composed: Composed, folders: Sequence[str], processes: Group, stop: StopSignal) -> Composed:
-    """Runs what comes first, if anything does; returns the configuration with ``runner.ckpt_path`` set to its result.
+    """Runs the supervised run, if there is one; returns the configuration with ``runner.ckpt_path`` set to its result.
 
     Args:
         folders: those with more group files, for the first run as well. It has the seed and the device of this one.

@@ -1,4 +1,4 @@
-"""Robot or text: what follows from what an env takes. Chosen once, when a side of a run is made."""
+"""The differences between robots and texts in a run. One kind is chosen for each side, by what its env takes."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ SAMPLED = ("do_sample", "temperature", "top_k", "top_p")
 
 
 class ActionKind(Protocol):
-    """What a run asks where robots and texts differ."""
+    """The questions of a run that robots and texts answer differently."""
 
     @property
     def has_steps(self) -> bool:
-        """Whether an episode consists of control steps, so that its length and its progress mean something."""
+        """Returns whether an episode consists of control steps, so that its length and its progress mean something."""
         ...
 
     @property
     def from_rows(self) -> bool:
-        """Whether prompts and demonstrated answers are rows of files, where robots have scenes and episodes."""
+        """Returns whether prompts and demonstrated answers are rows of files, where robots have scenes and episodes."""
         ...
 
     def max_steps(self, asked: int, usual: int) -> int:
@@ -48,7 +48,7 @@ class ActionKind(Protocol):
         ...
 
     def read_demonstrations(self, config: schema.Config, spec: EnvSpec, kwargs: Mapping[str, Any]) -> Demonstrated:
-        """Reads what a supervised run learns from.
+        """Reads the demonstrations of a supervised run.
 
         Args:
             kwargs: keyword arguments of the env.
@@ -60,7 +60,7 @@ class ActionKind(Protocol):
         ...
 
     def demonstrated(self, count: int, prompts: int, held_out: int, samples: str) -> list[list[str]]:
-        """Returns the summary's rows of what a supervised run learns from.
+        """Returns the summary's rows about the demonstrations of a supervised run.
 
         Args:
             count: demonstrations to learn from.
@@ -89,7 +89,7 @@ class ActionKind(Protocol):
         ...
 
     def origin(self, result: EpisodeResult) -> Start:
-        """Returns what is the same for episodes that are no independent trials."""
+        """Returns the start without what does not matter: episodes with equal ones are no independent trials."""
         ...
 
     def video(self, file: str) -> str | None:
@@ -97,11 +97,11 @@ class ActionKind(Protocol):
         ...
 
     def kept_texts(self, count: int) -> int:
-        """Returns of how many of ``count`` episodes the texts are kept."""
+        """Returns the number of episodes, out of ``count``, whose texts are kept."""
         ...
 
     def expert(self, env: Env) -> Expert | None:
-        """Returns who demonstrates in an env; None if nobody does."""
+        """Returns the expert that demonstrates in an env; None if it has none."""
         ...
 
 

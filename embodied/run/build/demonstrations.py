@@ -59,7 +59,7 @@ def _asked_of(episode: Demonstration, env: EnvSpec) -> Demonstration:
 
 
 def wanted_of(data: schema.DataConfig, spec: EnvSpec) -> Wanted:
-    """What is read of demonstrations for an env."""
+    """Returns which fields of demonstrations are read for an env."""
     told = data.instruction or (spec.tasks[0] if len(spec.tasks) == 1 else None)
     return Wanted(spec.cameras, data.camera_keys, data.state_keys, told, data.action_key, data.rotate_images)
 

@@ -107,7 +107,7 @@ def max_gap(config: schema.Config, policy: Policy) -> float:
 
 
 def options(rollout: schema.RolloutConfig) -> dict[str, object]:
-    """Returns the arguments of the engine that the configuration leaves to it unless they are set."""
+    """Returns the engine's arguments that are set; the engine chooses the others itself."""
     own = rollout.vllm
     given = {
         "block_size": own.block_size,

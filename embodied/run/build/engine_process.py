@@ -1,4 +1,4 @@
-"""What starts an inference engine: its interpreter, its environment, and whether both can work. Needs no torch."""
+"""Command and environment of an inference engine's process, checked before it starts. Needs no torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ sys.exit(find_spec(sys.argv[1]) is None)
 
 
 def check(config: schema.Config, processes: Group) -> None:
-    """Refuses an engine that is not there, or that several processes cannot have.
+    """Refuses an engine that is not installed, or that several processes cannot share.
 
     Raises:
         AssetsMissingError: the interpreter cannot import the engine.
@@ -50,7 +50,7 @@ def check(config: schema.Config, processes: Group) -> None:
 
 
 def _has_package(rollout: schema.RolloutConfig) -> bool:
-    """Whether the engine's interpreter has the engine, when it is started as it will be."""
+    """Returns whether the engine's interpreter has the engine, when it is started as it will be."""
     asked = [interpreter(rollout), "-c", FIND, rollout.backend]
     try:
         return subprocess.run(asked, capture_output=True, env=environment(rollout, None)).returncode == 0
@@ -67,12 +67,12 @@ def interpreter(rollout: schema.RolloutConfig) -> str:
 
 
 def command(rollout: schema.RolloutConfig) -> tuple[str, ...]:
-    """Returns what starts the engine's process."""
+    """Returns the command that starts the engine's process."""
     return interpreter(rollout), str(SERVE), rollout.backend
 
 
 def remedy(rollout: schema.RolloutConfig) -> str:
-    """Returns what a user does about an engine that does not start."""
+    """Returns the fix for an engine that does not start."""
     package = rollout.backend
     return (
         f"read the error above; if {package} is missing or does not fit its environment, install it in one of its own "

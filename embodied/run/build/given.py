@@ -1,4 +1,4 @@
-"""What a run is given: its configuration, the envs of both sides, its demonstrations. Values alone, made by
+"""The inputs of a run: its configuration, the envs of both sides, its demonstrations. Values alone, made by
 :mod:`embodied.run.build.preflight`; needs no torch and no simulator."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ConfiguredEnv:
 
     @property
     def identity(self) -> str:
-        """What its simulators depend on. Rewards are no part of it: each episode says whose count."""
+        """Identity of its simulators: env class and arguments. Rewards are no part: each episode names its own."""
         return json.dumps([self.config.target, dict(self.kwargs)], sort_keys=True, default=str)
 
 

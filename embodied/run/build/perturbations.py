@@ -52,7 +52,7 @@ def _cannot(by: Perturbation, spec: EnvSpec, env: Env) -> str | None:
 
 
 def _has_range(spec: EnvSpec) -> bool:
-    """Whether noise can be a share of each action's range: its width is finite, also in float32."""
+    """Returns whether noise can be a share of each action's range: its width is finite, also in float32."""
     with np.errstate(over="ignore"):
         low, high = np.array(spec.action_low, np.float32), np.array(spec.action_high, np.float32)
         return bool(np.isfinite(high - low).all())

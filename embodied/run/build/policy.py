@@ -143,7 +143,7 @@ def make_policy(config: schema.Config, device: torch.device) -> Policy:
 
 
 def origin_of(config: schema.Config, side: ConfiguredEnv) -> Origin:
-    """Returns what checkpoints say of where their policy comes from: the model, and the env of ``side``."""
+    """Returns the origin of a policy, for its checkpoints: the model, and the env of ``side``."""
     model, seed = config.actor.model, config.runner.seed
     kwargs = schema.target_kwargs(model, "actor.model")
     simulator = Simulator(side.config.target, dict(side.kwargs), config.env.python)

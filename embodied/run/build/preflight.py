@@ -82,7 +82,7 @@ class Rules:
 
     @property
     def checked(self) -> Checked:
-        """What they have found, once all have passed."""
+        """The checked configuration, once all rules have passed."""
         return Checked(self.composed, self.sides["train"], self.sides["eval"], self.processes, self.demonstrated)
 
     def _make_side(self, name: str, wanted: schema.EnvSideConfig) -> None:

@@ -24,7 +24,7 @@ def add_up(stats: Sequence[RolloutStats]) -> RolloutStats:
 
 
 def of_problems(env: Env, failures: int, side: str = "rollout") -> dict[str, float]:
-    """Returns what went wrong with problems and verdicts, of an env that counts it.
+    """Returns the metrics of failed verdicts and skipped problems, if the env counts them.
 
     Args:
         failures: verdicts that failed.

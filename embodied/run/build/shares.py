@@ -1,4 +1,4 @@
-"""Who hosts how much: env slots, workers, GPUs and open files of each process. Needs no torch and no worker."""
+"""Divides env slots, workers, GPUs and open files among the processes. Needs no torch and no worker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COMPONENTS = ("actor", "rollout", "env", "inference", "reward", "critic", "refer
 
 
 def folder_of_rank(folder: Path, processes: Group) -> Path:
-    """Returns where this process leaves files that each process has of its own."""
+    """Returns the folder for files that each process writes for itself."""
     return folder if processes.size == 1 else folder / f"rank-{processes.rank:02d}"
 
 

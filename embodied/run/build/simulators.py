@@ -147,7 +147,7 @@ class Simulators:
         return Workers(side.identity, pool, slab, rollout, self.engine)
 
     def _traces(self) -> Traces:
-        """Which rollouts leave a trace; those that nobody asked for are of rank 0 alone, in the folder of a run."""
+        """Chooses which rollouts leave a trace; with the default only those of rank 0, in the folder of a run."""
         wanted = self._config.rollout.trace
         if wanted is False or (wanted == "first" and not (self._is_run and self.processes.is_main)):
             return Traces()

@@ -63,7 +63,7 @@ def last_answer(env: EnvSpec, arrays: Mapping[str, np.ndarray], result: EpisodeR
 
 @dataclass(frozen=True)
 class Details:
-    """What is shown of an answer besides its text.
+    """Details that are shown of an answer, besides its text.
 
     Args:
         policy: what has answered; None = nothing is shown.
@@ -97,7 +97,7 @@ class Details:
         return cls(policy, *asked.values())
 
     def __call__(self, prompt: str, arrays: Mapping[str, np.ndarray], row: int) -> dict[str, Any]:
-        """What is shown of the answer in ``row`` of the slab's ``arrays``.
+        """Returns the details of the answer in ``row`` of the slab's ``arrays``.
 
         Args:
             prompt: as the observation has it.

@@ -214,7 +214,7 @@ def start_at(place: Place, side: ConfiguredEnv) -> Start:
 
 @dataclass(frozen=True)
 class Counts:
-    """How much of an env's problems a file answers."""
+    """Counts of the answers in a file, and of the env's problems."""
 
     answers: int
     problems: int  # problems with an answer

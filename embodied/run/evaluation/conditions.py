@@ -45,7 +45,7 @@ class Conditions:
 
     @property
     def starts(self) -> str:
-        """From which initial states, of how many."""
+        """The initial states in words: how many are used, of how many."""
         states, wanted = sorted(set(self.init_states_per_task)), self.episodes_per_task
         if states == [1]:
             return "each with a seed of its own"
@@ -65,7 +65,7 @@ class Conditions:
 
     @property
     def limit(self) -> str:
-        """How long an episode may be, and whether that is the env's own limit."""
+        """The step limit of an episode in words, compared with the env's own limit."""
         after = ", also after success" if self.ignore_terminations else ""
         if self.max_steps == self.env_max_steps:
             return f"at most {self.max_steps} control steps, the env's own limit{after}"
@@ -95,7 +95,7 @@ def conditions(
 
 
 def env_of(side: ConfiguredEnv) -> dict[str, Any]:
-    """Returns which env was evaluated, with its arguments: what makes equally numbered starts the same ones."""
+    """Returns the evaluated env with its arguments. With equal ones, equal numbers name equal starts."""
     return {"_target_": side.config.target, **side.kwargs}
 
 
@@ -109,7 +109,7 @@ def checkpoint_of(config: schema.Config) -> dict[str, Any] | None:
 
 
 def _sampling(config: schema.Config, side: ConfiguredEnv) -> dict[str, Any]:
-    """How actions are drawn; of robots without what only texts have."""
+    """Returns the sampling of actions; for robots without the fields that only texts have."""
     drawn = asdict(sampling(config.algorithm.val_sampling_params))
     del drawn["logprob_dtype"]  # a training's alone
     return side.kind.sampling_fields(drawn)

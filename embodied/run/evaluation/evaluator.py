@@ -149,7 +149,7 @@ class Evaluator:
         self._part(iteration).unlink(missing_ok=True)
 
     def _name(self, iteration: int) -> str:
-        """What the names of the evaluation's files begin with."""
+        """The beginning of the names of the evaluation's files."""
         return f"{iteration:06d}{self._ending}"
 
     def _part(self, iteration: int) -> Path:
@@ -290,7 +290,7 @@ def planned(config: Config, side: ConfiguredEnv) -> list[Episode]:
 
 
 def job_of(config: Config, side: ConfiguredEnv, weight_version: int, slots: int) -> Job:
-    """Returns how episodes of the evaluation are run, on ``slots`` env slots of a process."""
+    """Makes the job of the evaluation's episodes, on ``slots`` env slots of a process."""
     return Job(
         sampling(config.algorithm.val_sampling_params), config.runner.seed, Stream.EVAL_NOISE, weight_version,
         side.max_steps, keep_records=False, num_slots=slots, ignore_terminations=side.config.ignore_terminations,
@@ -301,5 +301,5 @@ def job_of(config: Config, side: ConfiguredEnv, weight_version: int, slots: int)
 
 
 def _versions() -> dict[str, str]:
-    """What the numbers of an evaluation may depend on; a newer kernel changes none."""
+    """Versions on which the numbers of an evaluation may depend; the kernel's is none of them."""
     return {name: version for name, version in launches.versions().items() if name != "system"}

@@ -52,7 +52,7 @@ def planned(asked: Sequence[Composed]) -> list[list[str]]:
 
 
 def show(console: Console, greedy: Path) -> None:
-    """Prints success of both evaluations by task, and what it comes to.
+    """Prints success of both evaluations by task, and the verdict.
 
     Args:
         greedy: its file; that of the sampled one lies beside it.

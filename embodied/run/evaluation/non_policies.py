@@ -1,4 +1,4 @@
-"""What stands where a policy is expected without being one: random actions, answers of a file."""
+"""Stand-ins for a policy in evaluations: random actions, and answers from a file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class StandIn:
         """Does nothing: it was made for the env."""
 
     def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """There are none."""
+        """Yields nothing: there are no parameters."""
         return iter(())
 
 

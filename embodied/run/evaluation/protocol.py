@@ -46,7 +46,7 @@ class Protocol:
 
     @property
     def named(self) -> dict[str, str | None]:
-        """What identifies it in the files of results."""
+        """Name and hash, as the files of results have them."""
         return {"name": self.name, "hash": self.hash}
 
     @property
@@ -106,7 +106,7 @@ def short_hash(value: Any) -> str:
 
 
 def described(facts: Sequence[WorkerFacts]) -> dict[str, str]:
-    """Returns what simulated and drew. Where workers differ, it holds what each of them has found."""
+    """Returns renderer, driver and versions that the env workers found; where workers differ, all of them."""
     found: dict[str, dict[str, None]] = {}
     for fact in facts:
         for name, value in {"renderer": fact.renderer, "driver": fact.driver, **fact.versions}.items():

@@ -36,7 +36,7 @@ HARMLESS = (
 
 
 class Unfinished:
-    """The file of one evaluation in one process.
+    """The finished episodes of an evaluation that goes on, in one file for each process.
 
     Args:
         file: it is made when the first episode ends; None: nothing is kept.
@@ -131,7 +131,7 @@ def identity_of_config(resolved: Mapping[str, Any]) -> list[Any]:
 
 
 def _names_folder(key: str, text: str) -> bool:
-    """Whether a value is the path of a folder. A plain word is one where the key says that it is a path."""
+    """Returns whether a value is the path of a folder. A plain word is one where the key says that it is a path."""
     last = next(part for part in reversed(key.split(".")) if not part.isdigit())
     path = "/" in text or last.endswith(("path", "paths", "dir", "folder"))
     return path and bool(text) and os.path.isdir(_folder(text))

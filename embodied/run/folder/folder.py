@@ -62,7 +62,7 @@ class RunFolder:
 
     @classmethod
     def look(cls, path: Path, resolved: Mapping[str, Any]) -> RunFolder:
-        """Makes the checks of :meth:`open`, and makes, locks and writes nothing."""
+        """Checks a folder as :meth:`open` does, but makes, locks and writes nothing."""
         check_writable(path)
         return cls(path, None, _check_same(path, resolved) if path.is_dir() else None)
 
@@ -167,7 +167,7 @@ _ABSENT = "(not set)"
 
 
 def _is_new(key: str, old: Any, new: Any) -> bool:
-    """Whether a key has its default, and the run is of a version that did not have the key."""
+    """Returns whether a key has its default, and the run is of a version that did not have the key."""
     if key in NEW_KEYS and old == _ABSENT and new is None:
         return True
     usual: Any = defaults()

@@ -1,4 +1,4 @@
-"""What a run has left so far, as its panel shows it: the newest checkpoint and video, and the metrics from before."""
+"""Finds the latest files of a run for its panel: checkpoint and video, and the metrics of earlier iterations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_BYTES = 1 << 26
 
 
 def newest_of(folder: Path, recorded: Iterable[VideoConfig]) -> Look:
-    """Returns what finds the newest files of the training in ``folder``: ``checkpoint`` and ``video``, as far as
+    """Makes the finder of the newest files of the training in ``folder``: ``checkpoint`` and ``video``, as far as
     there are any.
 
     Args:

@@ -1,4 +1,4 @@
-"""How a run was started, each time: ``<run>/starts.jsonl``.
+"""Records each start of a run, with its command and versions: ``<run>/starts.jsonl``.
 
 {"time": "2026-01-31T12:00:00+00:00", "command": "python -m embodied.train env=libero_10", "processes": 1,
  "versions": {"embodied": "0.1.0", "torch": "2.13.0", …}}

@@ -19,12 +19,12 @@ from embodied.schema.keys.sections.runner import ProfilerConfig
 
 
 def has_gpu() -> bool:
-    """Whether torch finds one."""
+    """Returns whether torch finds a GPU."""
     return torch.cuda.is_available()
 
 
 def marks(config: ProfilerConfig, say: Callable[[str], None]) -> Marks | None:
-    """Returns what marks phases for Nsight Systems (NVTX ranges); None without ``nsys`` or without a GPU."""
+    """Returns the marker of phases for Nsight Systems (NVTX ranges); None without ``nsys`` or without a GPU."""
     if not config.nsys:
         return None
     if not has_gpu():
@@ -37,7 +37,7 @@ def marks(config: ProfilerConfig, say: Callable[[str], None]) -> Marks | None:
 def profiled(
     config: ProfilerConfig, folder: Path, rank: int, say: Callable[[str], None]
 ) -> Iterator[Callable[[], None]]:
-    """Yields what is to be called at the end of each iteration. Without ``enable`` and for other ranks it does nothing.
+    """Yields a function to call at the end of each iteration. Without ``enable`` and for other ranks it does nothing.
 
     A trace that cannot be written is said, and the run goes on.
 

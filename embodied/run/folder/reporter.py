@@ -1,4 +1,4 @@
-"""What a run says while it works: console, trackers, times and estimates."""
+"""Reports the progress of a run: console, trackers, times and estimates."""
 
 from __future__ import annotations
 
@@ -214,20 +214,20 @@ class Reporter:
 
 
 class WritesReports(Protocol):
-    """What writes the report of a run, beside it."""
+    """Writer of a run's report, which works beside the run."""
 
     def refresh(self) -> None:
-        """Begins a new one."""
+        """Begins a new report."""
 
     def finish(self, stop: StopSignal) -> None:
-        """Writes the last one, and waits for it."""
+        """Writes the last report, and waits for it."""
 
     def close(self) -> None:
         """Ends what is still being written."""
 
 
 class NoReports:
-    """Writes none."""
+    """Writes no reports."""
 
     def refresh(self) -> None:
         pass

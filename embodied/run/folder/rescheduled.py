@@ -1,4 +1,4 @@
-"""What becomes of the learning rate when a run goes on with another ``runner.max_epochs``."""
+"""Compares learning rate schedules when a run is resumed with another ``runner.max_epochs``."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Saves:
         return None
 
     def outdated(self) -> None:
-        """Call it when the learner changes in place: the newest checkpoint no longer says where the run is."""
+        """Marks the newest checkpoint as outdated. Call it when the learner changes in place."""
         self._saved = None
 
     def keep(self, iteration: int) -> None:
@@ -135,7 +135,7 @@ class Saves:
 
 
 def save_due(runner: RunnerConfig, iteration: int, saved_at: float) -> bool:
-    """Whether to save now: by iterations, or by the clock of rank 0, as each process would read another time."""
+    """Returns whether to save now: by iterations, or by the clock of rank 0, because the processes' clocks differ."""
     if due(iteration, runner.save_interval, runner.max_epochs, always_last=True):
         return True
     interval = runner.save_interval_s
@@ -143,7 +143,7 @@ def save_due(runner: RunnerConfig, iteration: int, saved_at: float) -> bool:
 
 
 def due(iteration: int, interval: int, last: int, always_last: bool = False) -> bool:
-    """Whether something that happens every ``interval`` iterations (−1 = never) and at the last one happens now."""
+    """Returns whether an action of every ``interval`` iterations (−1 = never), and of the last one, is due now."""
     if interval <= 0:
         return always_last and iteration == last
     return iteration % interval == 0 or iteration == last

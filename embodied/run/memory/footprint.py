@@ -58,7 +58,7 @@ class Pass:
 
 @dataclass(frozen=True)
 class Passes:
-    """What was counted of the passes."""
+    """Bytes counted for the forward and backward passes."""
 
     act: int  # bytes that a call of the policy adds, with the rows of rollout.policy_batch
     update: Pass | None  # None: nothing is trained, or it could not be counted
@@ -69,7 +69,7 @@ class Passes:
 
 @dataclass(frozen=True)
 class Gathered:
-    """Bytes that one of several processes holds at times, beside what it holds always (see :mod:`.rank_share`)."""
+    """Bytes that one of several processes holds at times, beside what it holds always (see :mod:`.shards`)."""
 
     act: int = 0  # weights that are gathered while the policy acts
     update: int = 0  # weights that are gathered at the fullest moment of a pass
@@ -100,7 +100,7 @@ class Footprint:
 
     @property
     def on_host(self) -> int:
-        """Of the policy's process, beside the tensors on the device."""
+        """Bytes of host memory that the policy's process takes, without tensors on the device."""
         return sum(self.host.values())
 
 
@@ -163,7 +163,7 @@ def footprint(
 
 
 def _lasting(config: schema.Config, weights: Weights) -> dict[str, int]:
-    """What a learner holds at all times; gradients are there from an update's first pass to its step."""
+    """Bytes that a learner holds at all times. Gradients are not among them: they last from first pass to step."""
     trained = weights.trained or 0
     parts = {"weights": weights.all - trained, "trained weights": trained - weights.value_head}
     parts |= {"value head": weights.value_head, "optimizer": weights.optimizer}
@@ -174,7 +174,7 @@ def _lasting(config: schema.Config, weights: Weights) -> dict[str, int]:
 
 
 def acts_with_others(config: schema.Config) -> bool:
-    """Whether what acts in training has trained weights of its own."""
+    """Returns whether the policy that acts in training has its own copy of the trained weights."""
     return not config.runner.task.supervised and bool(
         config.algorithm.max_staleness or config.runner.weight_sync_interval > 1
     )
@@ -189,12 +189,12 @@ def _resting(config: schema.Config, parts: Mapping[str, int]) -> dict[str, int]:
 
 
 def weights_rest(config: schema.Config) -> bool:
-    """Whether the policy's weights wait in host memory while an engine acts."""
+    """Returns whether the policy's weights wait in host memory while an engine acts."""
     return config.actor.offload_weight and config.rollout.backend != "native"
 
 
 def _without(parts: Mapping[str, int], resting: Container[str], early: bool) -> dict[str, int]:
-    """What lasts without what rests on the host, and without the optimizer before its first step."""
+    """Returns the lasting parts on the GPU: without resting ones, and without the optimizer before its first step."""
     return {name: size for name, size in parts.items() if name not in resting and not (early and name == "optimizer")}
 
 
@@ -207,7 +207,7 @@ def _moments(
     config: schema.Config, weights: Weights, passes: Passes | None, learns: bool, optimizer_steps: int | None,
     on_gpu: bool,
 ) -> dict[str, dict[str, int]]:  # fmt: skip
-    """What each moment of a run adds to what lasts."""
+    """Returns the bytes that each moment of a run adds to the lasting ones."""
     found = {"act": {"activations": passes.act if passes else 0}}
     found["act"]["CUDA graphs"] = passes.graphs if passes and on_gpu else 0
     if not learns:  # else the weights are on the device in an update, which has all else besides
@@ -322,5 +322,5 @@ def _bytes_of(file: Path, kwargs: Mapping[str, Any]) -> int:
 
 
 def _is_linear(name: str, shape: Sequence[int]) -> bool:
-    """Whether a tensor is a linear layer's weight in a language model's layers, which alone are put in few bits."""
+    """Returns whether a tensor is a linear weight in a language model's layers: only these are quantised."""
     return ".layers." in f".{name}" and len(shape) == 2

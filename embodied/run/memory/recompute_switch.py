@@ -20,7 +20,7 @@ def switched_on(policy: Policy) -> list[nn.Module]:
 
 @contextmanager
 def switched_off(modules: list[nn.Module]) -> Iterator[None]:
-    """Keeps them from it until the block ends."""
+    """Switches recomputation off in these modules until the block ends."""
     for module in modules:
         setattr(module, SWITCH, False)
     try:

@@ -1,4 +1,4 @@
-"""What ``runner.dry_run`` says of memory, and the refusal of what cannot fit."""
+"""Reports the memory of a run (``runner.dry_run``), and refuses a run that cannot fit."""
 
 from __future__ import annotations
 
@@ -131,8 +131,8 @@ def _hold(
 def plan_dry_run(
     config: schema.Config, sides: Sides, processes: Group, demonstrations: Demonstrated, console: Console
 ) -> MemoryPlan | None:  # fmt: skip
-    """Counts the memory of a run that is only to be looked at; None for any other. Each of several processes does, so
-    that all of them know whether it can be built."""
+    """Counts the memory of a dry run; None for any other run. Each of several processes does, so that all of them know
+    whether it can be built."""
     if not config.runner.dry_run:
         return None
     with console.progress("counting the policy", brief=True):

@@ -1,4 +1,4 @@
-"""What one of several processes holds of a policy and of its gradients, by the strategy that shares them out.
+"""One process's share of a policy and of its gradients, by the strategy that shares them out.
 
 | strategy | always | while it acts | in a pass | for sums of gradients |
 |---|---|---|---|---|

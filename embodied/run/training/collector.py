@@ -59,7 +59,7 @@ class Collector:
 
     @property
     def workers(self) -> Workers:
-        """Those of the training, which :meth:`open` has started."""
+        """Env workers of the training, which :meth:`open` has started."""
         assert self._workers is not None
         return self._workers
 

@@ -1,4 +1,4 @@
-"""What an iteration of reinforcement learning does, and when: its rollout, its update, and the metrics of both.
+"""An iteration of reinforcement learning: its rollout and its update, in turn or side by side, and their metrics.
 
     usual                          rollout 0   update 0   rollout 1   update 1   rollout 2 …
 

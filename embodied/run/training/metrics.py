@@ -30,7 +30,7 @@ SFT_TIMES = ("time/train", "time/eval")
 
 @dataclass(frozen=True)
 class RolloutShare:
-    """What one process knows of an iteration's rollout and the others do not."""
+    """One process's own numbers of a rollout; the processes exchange them."""
 
     stats: RolloutStats
     used: Mapping[str, np.ndarray]  # integer field of its decisions → the values that occurred, each once

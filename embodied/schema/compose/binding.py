@@ -33,9 +33,9 @@ OF_PARTS = {"env": ("an env", "env.train"), "actor": ("a model", "actor.model")}
 
 
 def bind(mapping: Mapping[str, Any]) -> Config:
-    """Check a mapping. Raises :class:`UnknownKeyError` with every unknown key, also those of a ``_target_`` that can be
-    imported, and every wrong value, or :class:`ConfigError` with every wrong value. Of a mapping that has neither, the
-    keys of a ``_target_`` are looked at later (:func:`check_target_keys`)."""
+    """Checks a mapping. Raises :class:`UnknownKeyError` with every unknown key, also those of a ``_target_`` that can
+    be imported, and every wrong value, or :class:`ConfigError` with every wrong value. Of a mapping that has neither,
+    the keys of a ``_target_`` are looked at later (:func:`check_target_keys`)."""
     try:
         return Config.model_validate(mapping)
     except ValidationError as error:
@@ -84,7 +84,7 @@ def _refused(problems: Sequence[Any], mapping: Mapping[str, Any]) -> ConfigError
 
 
 def check_known(mapping: Mapping[str, Any]) -> None:
-    """Does what :func:`bind` does of unknown keys alone, whatever the values are. Raises :class:`UnknownKeyError`."""
+    """Refuses unknown keys as :func:`bind` does, whatever the values are. Raises :class:`UnknownKeyError`."""
     try:
         Config.model_validate(mapping)
     except ValidationError as error:
@@ -142,7 +142,7 @@ def _others_of(mapping: Mapping[str, Any]) -> Others:
 
 
 def _told_in(location: Sequence[int | str], value: Any, others: Others) -> list[KeyProblem]:
-    """What is told of a key; of each key in a section of another system."""
+    """Returns the problem of an unknown key; one for each key in a section of another system."""
     section: Any = Config
     for part in location[:-1]:
         section = _inner(section, str(part))
@@ -162,7 +162,7 @@ def _told_in(location: Sequence[int | str], value: Any, others: Others) -> list[
 
 
 def _told_in_group(key: str, value: Any) -> KeyProblem:
-    """What is told of ``model.key = value``: a group is no section."""
+    """Returns the problem of ``model.key = value``: a group is no section."""
     group, _, name = key.partition(".")
     chooses = f"unknown key '{key}'. {group}=NAME chooses a file"
     if (section := OF_GROUPS.get(group)) is None:
@@ -171,8 +171,8 @@ def _told_in_group(key: str, value: Any) -> KeyProblem:
 
 
 def _told_of(key: str, known: Iterable[str], value: Any, others: Others, what: str = "key") -> KeyProblem:
-    """What is told of ``a.b.key = value``; ``known`` are the keys of ``a.b``. Says what the key of another system is
-    here."""
+    """Returns the problem of ``a.b.key = value``, where ``known`` are the keys of ``a.b``. Translates a key of another
+    system."""
     section, _, name = key.rpartition(".")
     if said := others.hint(key, value):
         return KeyProblem(f"unknown {what} '{key}'.{said}", key, others.instead(key, value))
@@ -234,7 +234,7 @@ def _section(mapping: Any, path: str) -> Any:
 
 
 def _inner(section: Any, name: str) -> Any:
-    """What stands under a name: in a section its field, in a table the entry of that name. Null aside."""
+    """Returns the type of a section's field or of a table's entry, without null."""
     within = section.model_fields[name].annotation if hasattr(section, "model_fields") else get_args(section)[1]
     parts = [part for part in get_args(within) if part is not type(None)]
     return parts[0] if len(parts) == 1 else within

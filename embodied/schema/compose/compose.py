@@ -65,7 +65,7 @@ def compose(overrides: Sequence[str], config_name: str = "train", config_dirs: S
 def compose_unchecked(
     overrides: Sequence[str], config_name: str = "train", config_dirs: Sequence[str] = ()
 ) -> Composed:  # fmt: skip
-    """Does what :func:`compose` does, but for refusing combinations that cannot work (``schema.rules``)."""
+    """Composes a configuration, and does not refuse combinations that cannot work (``schema.rules``)."""
     check_names(config_dirs)
     try:
         return _composed(overrides, config_name, config_dirs)

@@ -32,12 +32,12 @@ def _first(*values: Any) -> Any:
 
 
 def _subtract(whole: float | None, part: float) -> float | None:
-    """What a part leaves of a whole; null of a whole that is null."""
+    """Returns ``whole`` − ``part``; null if ``whole`` is null."""
     return None if whole is None else whole - part
 
 
 def _as_in_training(default: Any, *, _node_: Any, _root_: Any) -> Any:
-    """Of a key of ``env.eval`` the value that ``env.train`` has for it, else the default."""
+    """Returns the value that ``env.train`` has for a key of ``env.eval``, else the default."""
     side, _, key = _node_._get_full_key(None).removeprefix("env.").partition(".")
     found = OmegaConf.select(_root_, f"env.train.{key}") if side == "eval" else None
     return default if found is None else found

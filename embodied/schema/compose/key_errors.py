@@ -1,4 +1,4 @@
-"""What an error says of keys that are unknown and of values that are of no use, and how it says the fix."""
+"""Messages about unknown keys and wrong values, and the fixes that they name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OF_A_KIND = ("_type", "_parsing", "_from_float", "_unicode")
 
 @dataclass(frozen=True)
 class KeyProblem:
-    """What is wrong with one key."""
+    """A problem with one key."""
 
     line: str
     key: str
@@ -46,7 +46,7 @@ def fix(found: Sequence[KeyProblem], rest: str) -> str:
 
 
 def wrong_values(problems: Iterable[Any], kind: Any, value: Any, key: str = "") -> list[KeyProblem]:
-    """Says what pydantic found wrong with values; of a key that may be of several kinds once.
+    """Turns pydantic's errors about values into problems: one for each key, also if it may be of several types.
 
     Args:
         problems: of a ``ValidationError``.
@@ -121,7 +121,7 @@ _MANY = {"a text": "texts", "a whole number": "whole numbers", "a number": "numb
 
 
 def words(kind: Any) -> str:
-    """Returns what values of an annotated kind are called; "" if there is no word for them.
+    """Returns the noun for values of an annotated type; "" if there is none.
 
     >>> words(dict[str, float] | list[str] | None)
     'names with numbers ({name: …}) or a list of texts'

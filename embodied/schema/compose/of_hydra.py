@@ -53,7 +53,7 @@ OF_RUN = (
 
 @dataclass(frozen=True)
 class Record:
-    """What Hydra records of a run, and where: ``folder`` is within the run's own."""
+    """Hydra's record of a run; its ``folder`` is within the run's own."""
 
     folder: str
     config: Mapping[str, Any]

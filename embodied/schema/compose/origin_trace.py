@@ -71,7 +71,7 @@ def _of_class(key: str, classes: Mapping[str, str]) -> Origin:
 
 
 def _settings(trail: Trail) -> dict[str, Origin]:
-    """Which file and line, or which words of the command line, set a key last."""
+    """Returns the file and line, or the words of the command line, that set each key last."""
     settings = _of_files(trail.expanded, trail.config_name, trail)
     if trail.protocol is not None:
         apart = _of_files(trail.protocol, "train", trail)
@@ -84,7 +84,7 @@ def _settings(trail: Trail) -> dict[str, Origin]:
 
 
 def _of_files(overrides: list[str], config_name: str, trail: Trail) -> dict[str, Origin]:
-    """Which file and line set a key last."""
+    """Returns the file and line that set each key last."""
     settings: dict[str, Origin] = {}
     for file, package in files_in_order(overrides, config_name, trail.config_dirs):
         root = yaml.compose(file.read_text(encoding="utf-8"), Loader=_LOADER)

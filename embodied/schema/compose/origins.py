@@ -1,8 +1,7 @@
-"""Where the values of a configuration come from: ``--cfg=origin`` prints it, and a run keeps it in ``origins.json``.
+"""Origins of the values of a configuration: ``--cfg=origin`` prints them, and a run keeps them in ``origins.json``.
 
 A :class:`Trail` notes what happens while a configuration is composed; :mod:`embodied.schema.compose.origin_trace` makes
-the
-:class:`Origins` of its values from it.
+the :class:`Origins` of its values from it.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _WORDS: Mapping[Kind, str] = {
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value comes from."""
+    """The origin of one value."""
 
     kind: Kind
     text: str = ""  # class, file and line, words of the command line, name of a protocol or of systems
@@ -42,7 +41,7 @@ class Origin:
 
     @property
     def words(self) -> str:
-        """What is said of it, without where those keys have their values from."""
+        """The origin in words, without the origins of ``keys``."""
         if self.kind == "translated" and self.keys:
             return f"translated from {joined(self.keys)} of {self.text}"
         if self.kind == "derived":
@@ -52,7 +51,7 @@ class Origin:
 
 @dataclass
 class Trail:
-    """What happened while a configuration was composed. It is filled in step by step."""
+    """Record of the steps in which a configuration was composed. Each step adds to it."""
 
     config_name: str
     config_dirs: tuple[str, ...]
@@ -96,7 +95,7 @@ class Origins:
     left_out: Mapping[str, str]
 
     def describe(self, key: str) -> str:
-        """Returns where a value comes from; of a value that is made of others, where these come from, too."""
+        """Returns the origin of a value in words, with the origins of the values that it is made of."""
         origin = self._origin(key)
         others = [f"{source}: {self.of[source].words}" for source in origin.keys if source in self.of]
         before = [origin.text] if origin.kind == "derived" and origin.text else []

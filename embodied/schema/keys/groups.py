@@ -43,7 +43,7 @@ def check_names(folders: Sequence[str]) -> None:
 
 
 def wrong_choice(override: str, folders: Sequence[str]) -> ConfigError | None:
-    """What is wrong with an override's group, or with the file that it names."""
+    """Returns the error about an override's group, or about the file that it names; None if both are there."""
     key, _, value = override.lstrip("+~").partition("=")
     group = key.split("@")[0]
     if "." in group or group == "hydra":

@@ -1,1 +1,1 @@
-"""Keys and values of other systems: what they are here, which are accepted, and which ask for nothing."""
+"""Translates keys and values of other systems, and drops those that ask for nothing."""

@@ -19,7 +19,7 @@ from embodied.schema.others.tables import column
 
 
 class NoOp(NamedTuple):
-    """What a key may say, beside null."""
+    """Values of a key that are accepted and dropped, beside null."""
 
     values: tuple[Any, ...]
     why: str  # reason why no other value is accepted
@@ -70,14 +70,14 @@ def _refused(key: str, value: Any, no_op: NoOp, target: Any) -> ConfigError:
 
 
 def _same(value: Any, one: Any) -> bool:
-    """Whether two values are the same, with names in any case and true apart from 1."""
+    """Returns whether two values are the same, with names in any case and true apart from 1."""
     if isinstance(value, str) and isinstance(one, str):
         return value.casefold() == one.casefold()
     return isinstance(value, bool) == isinstance(one, bool) and value == one
 
 
 def _takes(mapping: Mapping[str, Any], path: str) -> Callable[[str], bool]:
-    """Whether the model of a section takes a keyword argument itself; one that cannot be imported takes none."""
+    """Returns a test: does the section's ``_target_`` take an argument? One that cannot be imported takes none."""
     target = at(mapping, f"{path}._target_")
     if not isinstance(target, str):
         return lambda name: False

@@ -1,5 +1,5 @@
-"""How many starts, records and tokens keys of other systems mean: verl counts prompts, SimpleVLA-RL starts of a robot's
-episodes, RLinf rounds.
+"""Converts counts of starts, records and tokens from other systems: verl counts prompts, SimpleVLA-RL starts of a
+robot's episodes, RLinf rounds.
 
 Here an iteration of a robot has ``rollout_epoch · total_num_envs`` episodes, ``group_size`` from each start.
 """

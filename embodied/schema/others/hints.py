@@ -1,4 +1,4 @@
-"""What an error says of a key that another system has."""
+"""Hints in errors about keys of other systems."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def hint(key: str, value: Any = None, get: Lookup = unknown) -> str:
 
 
 def elsewhere(key: str, value: Any = None, get: Lookup = unknown) -> str:
-    """Does the same for a key that another system has in another section."""
+    """Returns the same hint for a key that another system has in another section."""
     return "".join(_answer(key, same, value, get) for same in _answers(_elsewhere(key)))
 
 

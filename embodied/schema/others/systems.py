@@ -1,4 +1,4 @@
-"""Other systems, as the configuration meets them: hints for their keys, and mappings without what they ask for in vain.
+"""Knowledge of other systems: hints for their keys, and configurations without keys that ask for nothing.
 
 what hydra composed ─▶ without keys that say nothing ─▶ resolve: defaults, ${…} ─▶ a hub's name becomes its folder
                                                                     ─▶ without accepted keys that ask for nothing
@@ -46,7 +46,7 @@ class Others:
         return hint(key, value, self.known)
 
     def elsewhere(self, key: str, value: Any = None) -> str:
-        """Does the same for a key that another system has in another section."""
+        """Returns the same hint for a key that another system has in another section."""
         return elsewhere(key, value, self.known)
 
     def instead(self, key: str, value: Any) -> Settings:
@@ -56,7 +56,7 @@ class Others:
     def normalise(
         self, mapping: Mapping[str, Any], resolve: Callable[[dict[str, Any]], dict[str, Any]]
     ) -> Normalised:  # fmt: skip
-        """Leaves out what says nothing or asks for nothing, and names the model by its folder.
+        """Drops keys that keep their default or ask for nothing, and names the model by its folder.
 
         Args:
             mapping: the configuration, with its references.

@@ -49,7 +49,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """The system as a sentence has it."""
+        """Name of the system, as sentences have it."""
         return NAMES[self.system]
 
     @property
@@ -146,5 +146,5 @@ def names_elsewhere(key: str) -> dict[str, list[str]]:
 
 
 def joined(words: Sequence[str], last: str = "and") -> str:
-    """``a, b and c``."""
+    """Joins words for a sentence: ``a, b and c``."""
     return f" {last} ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)

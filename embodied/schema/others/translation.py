@@ -1,4 +1,4 @@
-"""What keys of other systems say here whose value says something else, or says it together with other keys."""
+"""Rules for keys of other systems whose values mean something else here, or depend on other keys."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ How = Literal["same", "renamed", "derived", "extra", "refused", "nothing"]
 
 @dataclass(frozen=True)
 class Translation:
-    """What a key of theirs says here."""
+    """The translation of a key of another system."""
 
     settings: Settings = field(default_factory=dict)
     how: How = "renamed"
@@ -33,7 +33,7 @@ def plain(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Unknown:
-    """Stands for their other keys where no file of theirs is there to be asked.
+    """Stands for the other keys of their file where no file is given.
 
     Args:
         group_size: answers to a prompt, which is known of a configuration of ours.
@@ -49,8 +49,7 @@ unknown = Unknown()
 
 
 class Unresolved(str):
-    """What their file writes in the place of a value that only the run of their program can know. Nothing is computed
-    from it."""
+    """Text in their file in place of a value that only a run of their program can know. Nothing is computed from it."""
 
 
 class UnresolvedError(Exception):
@@ -66,7 +65,7 @@ class UnresolvedError(Exception):
 
 
 def has(get: Lookup, key: str) -> bool:
-    """Whether their file has a key, also with a value that cannot be resolved."""
+    """Returns whether their file has a key, also with a value that cannot be resolved."""
     try:
         return get(key) not in (None, "")
     except UnresolvedError:
@@ -168,7 +167,7 @@ def both_sides(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def loggers(row: Row, value: Any, get: Lookup) -> Translation:
-    """The console shows metrics anyway."""
+    """Trackers; the console is left out, because it shows metrics anyway."""
     given = [value] if isinstance(value, str) else list(value or [])
     names = [name for name in given if name not in ("console", "stdout")]
     shown = "" if names == given else "the console always shows the metrics"

@@ -1,4 +1,4 @@
-"""Keys of other systems whose value says something else here, or says it together with other keys of theirs.
+"""Table of rules for keys of other systems whose values mean something else here, or depend on other keys of theirs.
 
 All other keys are renamed, and their values translated by :mod:`embodied.schema.others.values`.
 """
@@ -130,7 +130,7 @@ RULES: Mapping[str | tuple[str, str], Rule] = {
 
 
 def translate_key(row: Row, value: Any, get: Lookup | None = None) -> Translation:
-    """Returns what a key says here.
+    """Translates a key of another system, by its rule if it has one.
 
     Args:
         value: as it stands in their file.

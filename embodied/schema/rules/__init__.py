@@ -1,1 +1,1 @@
-"""What follows from the values of keys, and which combinations of them cannot work."""
+"""Derives values of keys from others, and refuses combinations that cannot work."""

@@ -1,4 +1,4 @@
-"""Keys that say in other words what another key says: each is null, or gives that key its value."""
+"""Aliases of other keys: each is null, or gives the other key its value."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SAID: Mapping[str, Callable[[Any], Values]] = {
 
 
 def from_aliases(config: Config, given: Sequence[str]) -> Derivation:
-    """Returns the values of the keys that are said in other words, each with the key that says it.
+    """Returns the values that aliases give to other keys, each with its alias.
 
     Args:
         given: keys that stand on the command line.
@@ -88,7 +88,7 @@ def from_aliases(config: Config, given: Sequence[str]) -> Derivation:
 
 
 def _of_backend(config: Config) -> dict[str, Any]:
-    """What ``actor.training_backend`` says of the strategy. Raises :class:`ConfigError` where that says otherwise."""
+    """Returns the strategy that ``actor.training_backend`` means. Raises :class:`ConfigError` if another one is set."""
     backend, fsdp = config.actor.training_backend, config.actor.fsdp_config
     if backend is None:
         return {}
@@ -108,7 +108,7 @@ def _of_backend(config: Config) -> dict[str, Any]:
 
 
 def check_said(config: Config) -> None:
-    """Refuses what can only be said as it is. Raises :class:`ConfigError`."""
+    """Refuses aliases that contradict the other keys. Raises :class:`ConfigError`."""
     fsdp, precision = config.actor.fsdp_config, config.actor.model.precision
     autocast = fsdp.amp_autocast
     if autocast.enabled and autocast.precision not in (None, precision):

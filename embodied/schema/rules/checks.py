@@ -37,7 +37,7 @@ def episodes_per_iteration(config: Config) -> int:
 
 
 def episodes_told(config: Config) -> str:
-    """Where the number of episodes comes from, for messages."""
+    """Returns the keys that give the number of episodes, with their values, for messages."""
     if (problems := config.data.rollout_batch_size) is not None:
         return f"data.rollout_batch_size {problems} · group_size {config.algorithm.group_size}"
     return (
@@ -46,12 +46,12 @@ def episodes_told(config: Config) -> str:
 
 
 def only_evaluates(config: Config) -> bool:
-    """Whether evaluations are all that runs episodes."""
+    """Returns whether evaluations are all that runs episodes."""
     return config.runner.only_eval or config.runner.task.supervised
 
 
 def check(config: Config) -> None:
-    """Refuse combinations that cannot work. Raises :class:`ConfigError` with the numbers."""
+    """Refuses combinations that cannot work. Raises :class:`ConfigError` with the numbers."""
     for rule in rules(config):
         rule()
 
@@ -146,7 +146,7 @@ def _check_filter(algorithm: AlgorithmConfig) -> None:
 
 
 def _check_weights(algorithm: AlgorithmConfig) -> None:
-    """Refuse settings that would train nothing or weigh nothing."""
+    """Refuses settings that would train nothing or weigh nothing."""
     if algorithm.critic_warmup_steps and algorithm.adv_type != "gae":
         raise ConfigError(
             f"algorithm.critic_warmup_steps {algorithm.critic_warmup_steps} trains the value head alone, and "

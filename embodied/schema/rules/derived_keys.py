@@ -1,8 +1,8 @@
-"""What one key says for others: ``data.*`` and ``reward.*`` for the envs of texts, ``runner.max_steps`` and more.
+"""Derives keys from others: arguments of text envs from ``data.*`` and ``reward.*``, ``runner.max_steps`` and more.
 
 A YAML file of a group refers to most of them (``prompt_key: ${data.prompt_key}`` in ``env/math.yaml``), and a value
 that is given directly wins. Here stands what depends on the side of an env. That no key is without effect is checked in
-``effect.py``.
+``unused_keys.py``.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def derived(config: Config, given: Sequence[str] = ()) -> Derivation:
 
 
 def _of_side(config: Config, side: str, given: Sequence[str]) -> Derivation:
-    """What the keyword arguments of a side's env follow from."""
+    """Derives keyword arguments of a side's env."""
     found, own, data = Derivation(), own_of(config, side), config.data
     if not config.runner.task.supervised and "data" in own and own["data"] is None:
         alone = config.runner.only_eval and not data.train_data_paths  # the other side is not asked anything
@@ -82,7 +82,7 @@ def _of_side(config: Config, side: str, given: Sequence[str]) -> Derivation:
 
 
 def _takes(config: Config, side: str, name: str) -> bool:
-    """Whether the env of a side has such a keyword argument; one that cannot be imported has none."""
+    """Returns whether the env of a side has such a keyword argument; one that cannot be imported has none."""
     target = getattr(config.env, side).target
     try:
         return name in inspect.signature(load_target(target, f"env.{side}._target_")).parameters
@@ -194,12 +194,12 @@ def custom_name(data: DataConfig) -> str:
 
 
 def _prompt_bytes(data: DataConfig) -> int:
-    """How many bytes the prompt of an observation may have: enough for ``data.max_prompt_length`` tokens."""
+    """Size limit of an observation's prompt in bytes: enough for ``data.max_prompt_length`` tokens."""
     return min(max(PROMPT_BYTES, TOKEN_BYTES * (data.max_prompt_length or 0)), MOST_PROMPT_BYTES)
 
 
 def _token_limit(config: Config) -> Changes:
-    """How many tokens a prompt may have, and the model's function that counts them; nothing if it has none."""
+    """Token limit of a prompt, with the model's function that counts tokens; empty if the model has none."""
     model = config.actor.model
     counter, own = f"{model.target.rpartition('.')[0]}.{COUNTER}", dict(model.model_extra or {})
     try:

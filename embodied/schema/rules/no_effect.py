@@ -1,4 +1,4 @@
-"""Keys of other systems that change nothing here: what a run says of them."""
+"""Warns about keys of other systems that were set and change nothing here."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_critic(config: Config) -> None:
 
 
 def notes(config: Config) -> list[str]:
-    """Returns lines about values that were taken though they change nothing, for a run to say at its start."""
+    """Returns warnings about keys that are set and have no effect, for the start of a run."""
     everything, usual = config.model_dump(by_alias=True), defaults()
     lines = [
         f"{key} {json.dumps(at(everything, key))}: {note}"

@@ -1,4 +1,4 @@
-"""What a protocol sets, and whether a configuration may carry its name."""
+"""Reads the keys that a protocol sets, and checks that a configuration may carry its name."""
 
 from __future__ import annotations
 

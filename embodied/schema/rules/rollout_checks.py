@@ -38,7 +38,7 @@ OF_ENGINES = (
 
 
 def check_generation(config: Config) -> None:
-    """Refuses keys of what generates that contradict the policy, or have no effect."""
+    """Refuses keys of the generation that contradict the policy, or have no effect."""
     rollout, precision = config.rollout, config.actor.model.precision
     if rollout.precision not in (None, precision):
         raise ConfigError(
@@ -118,7 +118,7 @@ def _check_without_engine(config: Config) -> None:
 
 
 def check_age_of_weights(config: Config) -> None:
-    """Refuses what does not go with weights that act and are older than those that learn."""
+    """Refuses settings that do not work while older weights act than those that learn."""
     algorithm, rollout = config.algorithm, config.rollout
     late = f"algorithm.max_staleness is {algorithm.max_staleness}"
     if rollout.recompute_logprobs and (algorithm.max_staleness or config.runner.weight_sync_interval > 1):

@@ -8,7 +8,7 @@ from embodied.schema.keys.sections.data import DataConfig
 
 
 def context_parallel_size(config: Config) -> int:
-    """How many processes compute each text of scoring and learning together; 1 = each computes texts of its own."""
+    """Returns how many processes compute each text of scoring and learning together; 1: each computes its own."""
     size = (config.actor.model.model_extra or {}).get("context_parallel_size")
     return size if type(size) is int and size > 1 else 1
 

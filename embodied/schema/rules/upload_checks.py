@@ -10,7 +10,7 @@ _SECTION = "runner.checkpoint"
 
 
 def check_uploads(kept: CheckpointConfig) -> None:
-    """Raises :class:`ConfigError` with the key to set."""
+    """Refuses uploads that cannot work. Raises :class:`ConfigError` with the key to set."""
     for switch, place in PLACES.items():
         given = getattr(kept, place)
         if given is not None and _has_password(given):
@@ -32,7 +32,7 @@ def check_uploads(kept: CheckpointConfig) -> None:
 
 
 def _has_password(place: str) -> bool:
-    """Whether it is like ``s3://NAME:PASSWORD@BUCKET``, or without ``s3://``. A name alone is none (``sftp://NAME@HOST``,
-    ``abfs://CONTAINER@ACCOUNT``)."""
+    """Returns whether an address has a password, as ``s3://NAME:PASSWORD@BUCKET`` or without ``s3://``. A name alone is
+    none (``sftp://NAME@HOST``, ``abfs://CONTAINER@ACCOUNT``)."""
     rest = place.rpartition("://")[2]
     return ":" in rest.rpartition("@")[0] and not rest.startswith("/")

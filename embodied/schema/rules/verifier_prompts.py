@@ -1,4 +1,4 @@
-"""Which prompts verifiers hand to others: ``data.return_raw_chat`` and ``data.return_full_prompt``.
+"""Chooses the prompts that verifiers hand to others: ``data.return_raw_chat`` and ``data.return_full_prompt``.
 
 A function of the user and a service are others (:data:`OTHERS`). The options of their verifiers say what they are
 handed; one that ``env.train.verifier`` or ``env.eval.verifier`` gives directly stays.
@@ -37,7 +37,7 @@ def with_prompts(config: Config, parts: Any) -> list[dict[str, Any]] | None:
 
 
 def hands_on(parts: Any) -> bool:
-    """Whether a verifier hands problems to others."""
+    """Returns whether a verifier hands problems to others."""
     listed = isinstance(parts, Sequence) and all(isinstance(part, Mapping) for part in parts)
     return listed and any(part.get("name") in OTHERS for part in parts)
 

@@ -17,7 +17,7 @@ LOWEST = 19  # priority beside a run
 
 
 class Beside:
-    """One program, which has been started.
+    """A running program of its own, beside the run.
 
     Args:
         behind: other work has the cores first.
@@ -35,7 +35,7 @@ class Beside:
         return self._process.pid
 
     def runs(self) -> bool:
-        """Whether it goes on."""
+        """Returns whether the program still runs."""
         return self._process.runs()
 
     def hurry(self) -> None:
@@ -49,7 +49,7 @@ class Beside:
         self._process.wait()
 
     def failure(self) -> str:
-        """Why it has failed: its error with the fix, or the last that it said; empty if it has not."""
+        """Error of a program that failed, with the fix, or its last lines; empty if it did not fail."""
         status = self._process.wait()
         lines = self._process.lines()
         if status == 0:
@@ -99,7 +99,7 @@ class NewestNext:
                 self._process.hurry()
 
     def goes_on(self) -> bool:
-        """Whether it runs. Tells how it has ended, and begins with the next folder."""
+        """Returns whether the program runs. If it has ended, tells how, and begins with the next folder."""
         with self._lock:
             if self._process is not None and not self._process.runs():
                 source, failure = self.source, self._process.failure()

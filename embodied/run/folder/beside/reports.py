@@ -86,7 +86,7 @@ class Reports:
             self._console.say(f"the report was not written: {error}")
 
     def _running(self) -> bool:
-        """Whether a report is being written. Says so if the last one failed."""
+        """Returns whether a report is being written. Says so if the last one failed."""
         if self._process is None:
             return False
         if self._process.runs():

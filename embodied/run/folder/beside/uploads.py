@@ -71,7 +71,7 @@ class Uploads:
         self._end()
 
     def rows(self) -> list[list[str]]:
-        """What was sent to where, and what was not, for the table at the end of a run."""
+        """Rows for the table at the end of a run: the folders that were sent, and those that were not."""
         return [row for way in self._ways for row in way.rows()]
 
     def close(self) -> None:

@@ -1,1 +1,1 @@
-"""Files of configuration that a user wrote: what is wrong with one is said with its line."""
+"""Checks configuration files that a user wrote: an error names the line."""

@@ -1,4 +1,4 @@
-"""Whether a text is a mapping in YAML, before anything else reads it: an error names the file and the line."""
+"""Checks that a text is a mapping in YAML before anything else reads it: an error names the file and the line."""
 
 from __future__ import annotations
 

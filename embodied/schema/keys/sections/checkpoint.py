@@ -1,4 +1,4 @@
-"""What is saved of a run, exported and uploaded: ``runner.checkpoint``."""
+"""Section of checkpoints, their exports and uploads: ``runner.checkpoint``."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class VideoConfig(Section):
 
     @property
     def records(self) -> bool:
-        """Whether any video is recorded."""
+        """Returns whether any video is recorded."""
         return self.save_video and self.max_videos > 0
 
 
@@ -339,5 +339,5 @@ class RolloutConfig(Section):
     channel: ChannelConfig = ChannelConfig(queue_name="action_buffer")
 
     def eager(self, rows: int) -> bool:
-        """Whether calls of ``rows`` rows are computed without a CUDA graph."""
+        """Returns whether calls of ``rows`` rows are computed without a CUDA graph."""
         return self.enforce_eager or (self.cuda_graph_max_bs is not None and rows > self.cuda_graph_max_bs)

@@ -1,4 +1,4 @@
-"""How several processes share the policy: ``actor.fsdp_config``."""
+"""Section of the sharing of the policy among processes: ``actor.fsdp_config``."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from embodied.schema.keys.base import Section
 
 
 class PerturbationConfig(Section):
-    """How much of what; :class:`embodied.perturbations.Perturbation` says how each is done."""
+    """Strengths of perturbations; :class:`embodied.perturbations.Perturbation` says how each is done."""
 
     camera_move: float = Field(0.0, ge=0, description="Metres that each camera is moved, in a direction of its own.")
     camera_turn: float = Field(

@@ -70,7 +70,7 @@ class RewardModelConfig(OpenSection):
 
     @property
     def sharded(self) -> bool:
-        """Whether several processes would hold a part of it each."""
+        """Returns whether several processes would hold a part of it each."""
         return self.strategy != "replicate"
 
 

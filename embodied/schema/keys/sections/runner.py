@@ -22,7 +22,7 @@ _BACKENDS_KEY = "runner.logger.logger_backends"
 
 
 def _tracker(name: str) -> str:
-    """Check a tracker's name: one of ours, or the dotted path of a user's class with a tracker's arguments."""
+    """Checks a tracker's name: one of ours, or the dotted path of a user's class with a tracker's arguments."""
     if name in TRACKERS:
         return name
     if "." not in name:
@@ -251,7 +251,7 @@ class RunnerConfig(Section):
 
     @property
     def task(self) -> TaskType:
-        """What follows from ``task_type``."""
+        """The properties of a run that follow from ``task_type``."""
         return task_of(self.task_type)
 
 

@@ -1,4 +1,4 @@
-"""What a run does by its ``runner.task_type``: chosen once from the configuration, and asked in place of the name."""
+"""Properties of each ``runner.task_type``. The rest of the library asks for these, never for the name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TaskType:
-    """What follows from a ``runner.task_type``. Whether the run only evaluates is ``runner.only_eval``'s to say."""
+    """Properties of a run by its ``runner.task_type``. For a run that only evaluates see ``runner.only_eval``."""
 
     does: str
     by_rewards: bool = False  # reinforcement learning

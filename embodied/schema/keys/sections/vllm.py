@@ -1,4 +1,4 @@
-"""``rollout.vllm``: what is left to vLLM unless it is set."""
+"""Section of arguments that vLLM chooses itself unless they are set: ``rollout.vllm``."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ LOSSES = {"grpo": "ppo", "dapo": "ppo", "gspo": "gspo"}
 
 
 def robot(get: Lookup) -> bool:
-    """Whether a file is for a robot: it then has a table ``vla``."""
+    """Returns whether a file is for a robot: it then has a table ``vla``."""
     return any(has(get, key) for key in OF_VLA)
 
 

@@ -20,7 +20,7 @@ TORCH_COSINE_MIN = 1.0e-6
 
 
 def of_texts(get: Lookup) -> bool:
-    """Whether a file is for texts."""
+    """Returns whether a file is for texts."""
     return get("runner.task_type") in TASKS or get("data.rollout_batch_size") is not None
 
 

@@ -52,14 +52,14 @@ def dual_clip(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def aggregated(row: Row, value: Any, get: Lookup) -> Translation:
-    """GSPO's is fixed there."""
+    """Aggregation of the loss; with ``loss_mode=gspo`` verl always takes seq-mean-token-mean."""
     if _loss(get) == "gspo":
         return Translation({row.ours[0]: "seq-mean-token-mean"}, "derived", "loss_mode gspo always has this one")
     return Translation(translated(row.ours[0], value), "renamed")
 
 
 def critic(row: Row, value: Any, get: Lookup) -> Translation:
-    """Counts with a critic alone."""
+    """A key that counts only with a critic."""
     if value is None or not (isinstance(get, Unknown) or get("algorithm.adv_estimator") in ("gae", None)):
         return Translation(how="nothing", why="adv_estimator has no critic")
     return Translation({row.ours[0]: value}, "renamed")

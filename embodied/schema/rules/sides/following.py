@@ -1,4 +1,4 @@
-"""Which keys of ``env.train`` evaluations follow, and which values they get."""
+"""Keys of ``env.train`` on the command line that ``env.eval`` follows, with their values."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def without_keys(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
 
 
 def _takes(side: Mapping[str, Any], key: str) -> bool:
-    """Whether the class of a side has such an argument. A misspelt key is an error of the side it was given for."""
+    """Returns whether a side's class has such an argument. A misspelt key is an error of the side that sets it."""
     try:
         parameters = inspect.signature(load_target(side["_target_"], f"{EVAL}_target_")).parameters
     except (ConfigError, KeyError, TypeError, ValueError):
@@ -94,10 +94,10 @@ def _takes(side: Mapping[str, Any], key: str) -> bool:
 
 
 def _describes(key: str) -> bool:
-    """Whether a key describes the task."""
+    """Returns whether a key describes the task."""
     return not any(key == own or key.startswith(f"{own}.") for own in OWN_OF_A_SIDE)
 
 
 def _touches(key: str, other: str) -> bool:
-    """Whether two dotted keys are the same, or one stands in the other."""
+    """Returns whether two dotted keys are the same, or one stands in the other."""
     return key == other or key.startswith(f"{other}.") or other.startswith(f"{key}.")

@@ -1,4 +1,4 @@
-"""Which keys a command line sets."""
+"""Reads which keys a command line sets."""
 
 from __future__ import annotations
 
