@@ -243,7 +243,7 @@ def _notes(*sides: WrittenEvaluation) -> Iterator[str]:
 
 
 def keyed(first: WrittenEvaluation, second: WrittenEvaluation) -> list[dict[Key, Sequence[bool]]]:
-    """Returns the outcomes of both by starts that they share. Tasks are told apart by their instructions, because the
+    """Returns the outcomes of both evaluations by start. Tasks are told apart by their instructions, because the
     numbers of tasks depend on which were chosen; of equal instructions also by their numbers."""
     without_seed = first.starts_without_seed and second.starts_without_seed
     found: list[dict[Key, Sequence[bool]]] = []
@@ -256,7 +256,7 @@ def keyed(first: WrittenEvaluation, second: WrittenEvaluation) -> list[dict[Key,
 
 
 def task_names(*sides: WrittenEvaluation) -> list[dict[int, str]]:
-    """Returns how the tasks of each side are called, by their numbers."""
+    """Returns the names of each side's tasks, by their numbers."""
     several = {text for side in sides for text, count in Counter(side.tasks.values()).items() if count > 1}
     return [
         {number: f"{text} (task {number})" if text in several else text for number, text in side.tasks.items()}

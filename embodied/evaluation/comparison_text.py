@@ -93,7 +93,7 @@ def lines(one: Comparison, names: Names) -> Iterator[str]:
 
 
 def verdict(one: Comparison, names: Names) -> str:
-    """Says whether success differs, or how many more episodes would tell."""
+    """Says whether success differs, or how many more episodes would decide it."""
     row = one.over_all
     on = "" if not one.differing else ", under the conditions above"
     if one.differ:

@@ -138,7 +138,7 @@ def of_answers(
 def places(
     trackers: Sequence[str], sides: Sides, folder: Path, checkpoints: Sequence[Path] = ()
 ) -> list[list[str]]:  # fmt: skip
-    """Returns where a run left its results, of those that are there; of its ``checkpoints``, oldest first, the last.
+    """Returns the places of a run's results, as far as they exist; of ``checkpoints``, oldest first, the last.
 
     Args:
         trackers: their names.
@@ -170,7 +170,7 @@ def _holds(folder: Path) -> bool:
 
 
 def ending(last: int, iterations: int, steps: int = 0, evaluated: bool = True) -> str:
-    """Says where a training stands at its end, and how it goes on.
+    """Says how far a training has come at its end, and how to resume it.
 
     Args:
         last: iterations of the whole run.

@@ -89,7 +89,7 @@ class ActionKind(Protocol):
         ...
 
     def origin(self, result: EpisodeResult) -> Start:
-        """Returns the start without what does not matter: episodes with equal ones are no independent trials."""
+        """Returns an episode's start, without a seed that has no effect. Trials of one start are not independent."""
         ...
 
     def video(self, file: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Puts together what several processes have run, for iterations and evaluations alike."""
+"""Merges the results of several processes, for iterations and evaluations alike."""
 
 from __future__ import annotations
 

@@ -25,14 +25,14 @@ def folder_of_rank(folder: Path, processes: Group) -> Path:
 
 
 def slots_of(config: schema.Config, processes: Group) -> int:
-    """Returns how many env slots a process hosts if training and evaluation share them; those of the evaluation where
+    """Returns the env slots of a process, which training and evaluation share; those of the evaluation where
     nothing else runs episodes."""
     train, evaluation = config.env.train.total_num_envs, config.env.eval.total_num_envs
     return processes.of("rollout").divide(evaluation if only_evaluates(config) else max(train, evaluation))
 
 
 def workers_of(side: ConfiguredEnv, config: schema.Config, slots: int, processes: Group) -> int:
-    """Returns how many env workers of a process host ``slots``: one a GPU if the env hosts all slots of a worker."""
+    """Returns how many env workers of a process host ``slots``: by default one a GPU if the env is batched."""
     requested = config.env.num_workers
     if requested is None and isinstance(side.env, Batched):
         requested = max(1, len(render_gpus_of(config, processes)))

@@ -1,4 +1,4 @@
-"""Texts of an evaluation with what they were worth, in a file for reading (``runner.logger.log_val_generations``).
+"""Writes texts of an evaluation with their rewards into a file for reading (``runner.logger.log_val_generations``).
 
 <run>/generations/000004.jsonl     {"prompt": …, "response": …, "reward": 1.0, "success": true, "start": {…},
                                     "protocol": {"name": null, "hash": "…"}}

@@ -259,7 +259,7 @@ class FileAnswers(StandIn):
         return sum(sum(right) / len(right) for right in own.values()) / self.counts.total
 
     def summary(self, results: Sequence[EpisodeResult]) -> dict[str, object]:
-        """Returns what the file of results holds beside what it holds of a policy."""
+        """Returns the entries that only answers of a file have in the file of results."""
         return {"answers": {**asdict(self.counts), "success_rate": self.over_all(results)}}
 
     def port(self, slab: Slab) -> PolicyPort:

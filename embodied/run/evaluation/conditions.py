@@ -79,7 +79,7 @@ class Conditions:
 def conditions(
     config: schema.Config, side: ConfiguredEnv, spec: PolicySpec, folder: Path, iteration: int
 ) -> Conditions:
-    """Returns those of the evaluation of ``side`` after ``iteration`` training iterations of the run in ``folder``."""
+    """Returns the conditions of ``side``'s evaluation after ``iteration`` iterations of the run in ``folder``."""
     own = side.config
     assert isinstance(own, EnvEvalConfig)
     return Conditions(
@@ -100,7 +100,7 @@ def env_of(side: ConfiguredEnv) -> dict[str, Any]:
 
 
 def checkpoint_of(config: schema.Config) -> dict[str, Any] | None:
-    """Returns which checkpoint an evaluation is of, and the network below it; None if it is of none."""
+    """Returns the checkpoint that is evaluated, and the network below it; None if there is none."""
     if not config.runner.only_eval or config.runner.ckpt_path is None or config.runner.answers is not None:
         return None
     identity = read_meta(Path(config.runner.ckpt_path)).identity

@@ -28,7 +28,7 @@ class StandIn:
         return PolicySpec(1, decision, Elements((1,)), Noise((1,)), entropy=False, distribution=False)
 
     def bind(self, env: EnvSpec) -> None:
-        """Does nothing: it was made for the env."""
+        """Does nothing: the stand-in was made for its env."""
 
     def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
         """Yields nothing: there are no parameters."""

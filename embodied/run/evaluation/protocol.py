@@ -1,4 +1,4 @@
-"""The protocol of an evaluation: what its success depends on beside the weights, and a hash of it.
+"""The protocol of an evaluation: all settings on which success depends, without the weights, and their hash.
 
     keys of the configuration ┐
     facts of the env workers  ┴▶ keys ─▶ canonical JSON ─▶ SHA-256, its first 12 digits

@@ -1,4 +1,4 @@
-"""Episodes of an evaluation that has not ended, in a file: an evaluation that was killed goes on from them.
+"""Keeps finished episodes of an evaluation in a file: an evaluation that was killed goes on from them.
 
 <run>/.unfinished/000000.jsonl      {"identity": "3f0c…"}, then a line for each episode that has ended
 

@@ -35,7 +35,7 @@ class TaskSuccess:
 
 
 def facts(result: EpisodeResult) -> dict[str, object]:
-    """Returns what the evaluation's file holds of an episode. One that could not be run has no success."""
+    """Returns an episode's entry in the evaluation's file. One that could not be run has no success."""
     start = {"start": asdict(result.episode.start)}
     if result.not_run:
         return {**start, "success": None, "return": None, "steps": None, "video": None, "not_run": result.not_run}
@@ -75,7 +75,7 @@ def ran(episodes: Sequence[EpisodeResult]) -> tuple[list[EpisodeResult], list[Ep
 
 
 def lost(episodes: Sequence[EpisodeResult]) -> str | None:
-    """Says how many episodes could not be run, and why; None of none."""
+    """Says how many episodes could not be run, and why; None if all were."""
     if not episodes:
         return None
     return (

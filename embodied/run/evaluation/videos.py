@@ -1,4 +1,4 @@
-"""The grid of an evaluation's videos: which episodes are in it and what is said of each."""
+"""Puts the videos of an evaluation side by side in a grid, with a label on each."""
 
 from __future__ import annotations
 

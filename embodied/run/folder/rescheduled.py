@@ -10,7 +10,7 @@ from embodied.schema import Config
 
 
 def rescheduled(earlier: Mapping[str, Any] | None, config: Config, iteration: int) -> str | None:
-    """Returns what to say of a schedule that refers to ``runner.max_epochs`` and is another from here on, or None.
+    """Returns a warning if the schedule refers to ``runner.max_epochs`` and changes from here on, else None.
 
     Args:
         earlier: the configuration with which the run went on so far; None = it is not known.

@@ -1,4 +1,4 @@
-"""Counts what a policy and its passes take, tensor by tensor, before anything runs.
+"""Counts the memory of a policy and of its passes, tensor by tensor, before anything runs.
 
     build ─▶ weights ─▶ act (rows of a policy call) ─▶ forward ─▶ what is saved ─▶ backward ─▶ the fullest moment
 
@@ -124,7 +124,7 @@ def _without_memory(count_with: Callable[[LiveBytes, Mode], Counted], limit: int
 
 
 def without_memory() -> Mode:
-    """Returns what makes a context in which tensors have sizes and no memory."""
+    """Returns the maker of a context in which tensors have sizes and no memory."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     mode = FakeTensorMode(allow_non_fake_inputs=True)

@@ -85,7 +85,7 @@ OF_POLICY = ("weights", "trained weights", "value head")
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes by what takes them, at the fullest moment of a run."""
+    """Bytes of each part at the fullest moment of a run."""
 
     moment: str
     device: Mapping[str, int]  # tensors on the policy's device
@@ -303,7 +303,7 @@ def in_files(kwargs: Mapping[str, Any]) -> int:
 
 
 def readable(size: int) -> str:
-    """Bytes as text.
+    """Formats bytes as text.
 
     >>> readable(3 * 2**29), readable(3 * 2**19)
     ('1.50 GiB', '1.5 MiB')

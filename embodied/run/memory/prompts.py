@@ -1,4 +1,4 @@
-"""The longest prompt of a run, for counting what its passes take."""
+"""Finds the longest prompt of a run, for counting the memory of passes."""
 
 from __future__ import annotations
 

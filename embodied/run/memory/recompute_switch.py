@@ -1,4 +1,4 @@
-"""Switches off what a policy recomputes in backward passes, so that a pass is counted both ways."""
+"""Switches off the recomputation of activations, so that a pass is counted both ways."""
 
 from __future__ import annotations
 

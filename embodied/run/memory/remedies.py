@@ -35,7 +35,7 @@ def explained(device: torch.device, config: schema.Config, processes: Group, pha
 
 
 def remedies(config: schema.Config, processes: Group, phase: Phase) -> list[str]:
-    """Returns what helps, the cheapest first, with present values."""
+    """Returns the settings that lower memory, the cheapest first, with present values."""
     actor, model = config.actor, {**(config.actor.model.model_extra or {})}
     found = []
     if phase == "update" and actor.micro_batch_size > 1:

@@ -26,8 +26,8 @@ class RewardMemory:
 
 
 def of_reward_model(model: RewardModelConfig, size: int) -> RewardMemory | None:
-    """Returns what a reward model takes of each of ``size`` processes. None: its folder has no files of safetensors, or
-    it has no folder."""
+    """Returns the memory of a reward model in each of ``size`` processes. None: its folder has no files of
+    safetensors, or it has no folder."""
     given = model.model_extra or {}
     found: dict[str, Sequence[int]] = {}
     for file in counted_files(given.get("model_path")):

@@ -23,7 +23,7 @@ from embodied.schema import Config, FsdpConfig
 
 @dataclass(frozen=True)
 class RankShare:
-    """Bytes that a process holds always, and what it holds besides at times."""
+    """Bytes that a process holds always, and bytes that it adds at times."""
 
     weights: Weights
     gathered: Gathered = NOTHING

@@ -1,4 +1,4 @@
-"""Dynamic sampling: refills for groups that teach nothing. Also ReMax: greedy episodes as baselines.
+"""Dynamic sampling: replaces groups without a learning signal. Also ReMax: greedy episodes as baselines.
 
     round 0: the plan ──▶ groups whose returns differ stay, with their rows
     round r: as many new starts as are missing, into the rows of those that did not   (until none is, or the last round)
@@ -44,7 +44,7 @@ class Collected:
 
 
 def fill(run: Run, groups: int, max_rounds: int, judge: Judge) -> tuple[list[EpisodeResult], list[EpisodeResult], int]:
-    """Runs until ``groups`` groups teach something, at most ``max_rounds`` times.
+    """Runs rounds until ``groups`` groups pass ``judge``, at most ``max_rounds``.
 
     Groups of the last round that teach nothing fill what is still missing then: they carry no gradient, and keep the
     denominators those of a full batch.

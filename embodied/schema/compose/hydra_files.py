@@ -1,4 +1,4 @@
-"""Composes the YAML files of groups with hydra, and says in our words what is wrong with a choice of them."""
+"""Composes the YAML files of groups with hydra, and turns hydra's errors into ours."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class WrongChoice(ConfigError):
 
 
 def compose_files(overrides: list[str], config_name: str, config_dirs: Sequence[str]) -> dict[str, Any]:
-    """Returns what hydra composes, with its references and with hydra's own section.
+    """Returns the mapping that hydra composes, with its references and with hydra's own section.
 
     Raises:
         ConfigError: a file or an override is wrong; :class:`WrongChoice` if a choice of a group is.

@@ -1,4 +1,4 @@
-"""Keys of Hydra that mean something without its launcher: the folder of a run, and Hydra's record in it.
+"""Keys of Hydra that work without its launcher: the folder of a run, and Hydra's record in it.
 
 ``config/train.yaml`` sets the defaults, as Hydra's own are for its launcher.
 """
@@ -72,7 +72,7 @@ class Record:
 
 
 def record(hydra: Mapping[str, Any], config: Mapping[str, Any], overrides: Sequence[str]) -> Record | None:
-    """Returns what ``hydra.output_subdir`` asks to be written; None if nothing is.
+    """Returns the record that ``hydra.output_subdir`` asks for; None if it asks for none.
 
     Args:
         hydra: the section of that name.

@@ -67,14 +67,14 @@ class Trail:
         self.steps.update(origins)
 
     def note_normalised(self, normal: Normalised) -> None:
-        """Notes what was left out, and a folder in place of a hub's name."""
+        """Notes keys that were left out, and a folder in place of a model's hub name."""
         self.left_out |= dict.fromkeys(normal.silent, "its value says nothing, so the default stays")
         self.left_out |= dict.fromkeys(normal.no_ops, "accepted and left out: its value asks for nothing here")
         if normal.hub_name is not None:
             self.note({PATH: Origin("translated", f"{normal.hub_name}, its name on the Hugging Face hub")})
 
     def note_derived(self, derivation: Derivation, before: Config, after: Config) -> None:
-        """Notes the values that followed from others and are not what they were."""
+        """Notes the values that were derived from others and have changed."""
         if not derivation.values:
             return
         old, new = (config.model_dump(by_alias=True, mode="json") for config in (before, after))
@@ -140,7 +140,7 @@ class Origins:
 
 
 def read(run: Path) -> Origins | None:
-    """Returns what a run has written; None if it has written none, or it cannot be read."""
+    """Reads the origins that a run has written; None if there are none, or they cannot be read."""
     try:
         plain = json.loads((run / FILE).read_text(encoding="utf-8"))
         of = {key: Origin(saved["kind"], saved["text"], tuple(saved["keys"])) for key, saved in plain["of"].items()}

@@ -1,4 +1,4 @@
-"""Keys of machinery that is not there: a value that asks for nothing is taken and dropped, another one is refused.
+"""Keys of features that do not exist here: values that ask for nothing are dropped, others are refused.
 
 The tables have these keys and their values (columns ``accepted``, ``why`` …). A key under ``actor.model`` or
 ``reward.model`` stands here for those models that do not take it themselves.

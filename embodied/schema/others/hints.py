@@ -15,7 +15,7 @@ SHORTEST = 5
 
 
 def hint(key: str, value: Any = None, get: Lookup = unknown) -> str:
-    """Returns what a key of another system is here, as the end of a sentence; empty if no system has it.
+    """Returns our counterpart of another system's key, as the end of a sentence; empty if no system has it.
 
     Args:
         value: what the user gave; it is said how it is written here.
@@ -30,7 +30,7 @@ def elsewhere(key: str, value: Any = None, get: Lookup = unknown) -> str:
 
 
 def instead(key: str, value: Any, get: Lookup = unknown) -> Settings:
-    """Returns what to set instead of a key of another system; nothing where no value or several answers are known."""
+    """Returns our settings for another system's key; empty where no value or several answers are known."""
     answers = _answers(find(key)) or _answers(_elsewhere(key))
     said = [_settings(key, same[0], value, get) for same in answers]
     return said[0] if said and all(one == said[0] for one in said) else {}

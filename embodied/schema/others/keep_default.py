@@ -1,4 +1,4 @@
-"""Values that say nothing: a key that has one keeps its default, as if it were left out.
+"""Values that keep a key's default, as if the key were left out.
 
 The column ``says_nothing`` of the tables has them. Null says nothing of all keys that have it as a value of their own.
 """
@@ -16,12 +16,12 @@ from embodied.schema.others.tables import column
 
 @cache
 def silent_values() -> Mapping[str, tuple[Any, ...]]:
-    """Returns, of each key that has some, the values that say nothing."""
+    """Returns the values that keep the default, by key."""
     return {key: tuple(json.loads(cell)) for key, cell in column("says_nothing").items()}
 
 
 def silent(mapping: Mapping[str, Any]) -> list[str]:
-    """Returns the keys whose values say nothing. Others may refer to them: ``${…}`` is not resolved yet."""
+    """Returns the keys whose values keep the default. Others may refer to them: ``${…}`` is not resolved yet."""
     keys = []
     for key, values in silent_values().items():
         value = at(mapping, key)

@@ -42,7 +42,7 @@ class Others:
     known: Lookup = unknown
 
     def hint(self, key: str, value: Any = None) -> str:
-        """Returns what a key of another system is here, as the end of a sentence; empty if no system has it."""
+        """Returns our counterpart of another system's key, as the end of a sentence; empty if no system has it."""
         return hint(key, value, self.known)
 
     def elsewhere(self, key: str, value: Any = None) -> str:
@@ -50,7 +50,7 @@ class Others:
         return elsewhere(key, value, self.known)
 
     def instead(self, key: str, value: Any) -> Settings:
-        """Returns what to set instead of a key of another system; nothing where that is not known exactly."""
+        """Returns our settings for another system's key; empty where they are not known exactly."""
         return instead(key, value, self.known)
 
     def normalise(

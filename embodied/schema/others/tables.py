@@ -1,4 +1,4 @@
-"""Keys of other systems (RLinf, verl, ROLL, Cosmos-RL), and which of ours answer them.
+"""Keys of other systems (RLinf, verl, ROLL, Cosmos-RL), and our keys that answer them.
 
 The tables: ``foreign_keys.tsv`` has the keys that their documents explain, ``foreign_more.tsv`` those that only their
 recipes have. One row says: system, key, class, our key (``A + B`` answer together, ``-`` none), meaning (of class
@@ -82,7 +82,7 @@ def rows() -> tuple[Row, ...]:
 
 
 def column(name: str) -> dict[str, str]:
-    """Returns what a column says of our keys; keys of which it says nothing are left out."""
+    """Returns a column of the table by our keys, without keys whose cell is empty."""
     names, lines = _cells()
     ours, place = names.index("our_key"), names.index(name)
     return {cells[ours]: cells[place] for cells in lines if len(cells) > place and cells[place]}
@@ -130,7 +130,7 @@ def answers() -> Mapping[str, tuple[Row, ...]]:
 
 
 def answered(key: str) -> str:
-    """Says which keys of others a key of ours answers under another name: ``RLinf ratio_clip_eps; verl clip_ratio``."""
+    """Lists others' keys that a key of ours answers under another name: ``RLinf ratio_clip_eps; verl clip_ratio``."""
     return "; ".join(f"{system} {', '.join(keys)}" for system, keys in names_elsewhere(key).items())
 
 

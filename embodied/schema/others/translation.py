@@ -167,7 +167,7 @@ def both_sides(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def loggers(row: Row, value: Any, get: Lookup) -> Translation:
-    """Trackers; the console is left out, because it shows metrics anyway."""
+    """Translates the trackers, without the console, which shows metrics anyway."""
     given = [value] if isinstance(value, str) else list(value or [])
     names = [name for name in given if name not in ("console", "stdout")]
     shown = "" if names == given else "the console always shows the metrics"

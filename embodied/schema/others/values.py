@@ -1,4 +1,4 @@
-"""Values that have another name in other systems than here."""
+"""Values that have other names in other systems."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def other_values() -> Mapping[str, Mapping[str, Settings]]:
 
 
 def translated(key: str, value: Any) -> Settings:
-    """Returns what says a value of others here. A value that needs no other name comes back under the key.
+    """Returns our settings for a value of another system. A value that has no other name stays as it is.
 
     Args:
         key: ours.

@@ -189,7 +189,7 @@ def _source_of_problems(data: DataConfig, side: str, name: str) -> str:
 
 
 def custom_name(data: DataConfig) -> str:
-    """Returns how a data set of the user is named: ``file.py:Name``."""
+    """Returns the name of a user's data set: ``file.py:Name``."""
     return f"{data.custom_cls.path}:{data.custom_cls.name}"
 
 

@@ -67,7 +67,7 @@ def asked(mapping: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def not_given(wanted: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
-    """Returns those of the protocol's keys that do not stand on the command line, nor a section of theirs."""
+    """Returns the protocol's keys that the command line sets neither directly nor with their section."""
     return {
         key: value for key, value in wanted.items()
         if key != HELD_OUT and not any(one == key or ("." in one and key.startswith(f"{one}.")) for one in given)

@@ -1,4 +1,4 @@
-"""Checks of the terms of the user's that are added to the loss."""
+"""Checks the terms that a user adds to the loss."""
 
 from __future__ import annotations
 

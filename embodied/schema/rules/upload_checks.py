@@ -1,4 +1,4 @@
-"""Refuses uploads that cannot be: without a place, without what is sent, or with a secret in the address."""
+"""Refuses uploads that cannot work: without a place, without exports, or with a secret in the address."""
 
 from __future__ import annotations
 

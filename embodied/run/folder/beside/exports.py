@@ -57,7 +57,7 @@ class Exporter:
         self._queue = NewestNext(self._command, self._ended)
 
     def completed(self, checkpoint: Path) -> Collection[Path]:
-        """Exports a checkpoint that is whole now; returns those that are being read."""
+        """Exports a complete checkpoint; returns the checkpoints that exports are reading."""
         if not self._wanted:
             return ()
         if left_out := self._queue.put(checkpoint):

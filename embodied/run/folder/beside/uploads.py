@@ -1,4 +1,4 @@
-"""Has what a run exports sent elsewhere (``runner.checkpoint.upload_hf``, ``upload_s3``).
+"""Uploads the exports of a run (``runner.checkpoint.upload_hf``, ``upload_s3``).
 
     export is whole ─▶ python -m embodied.tools.upload, a process of its own of the lowest priority; the run goes on
     end of the run  ─▶ uploads are waited for, ``runner.checkpoint.upload_timeout_s`` at most

@@ -1,4 +1,4 @@
-"""Waits for programs that a run has started, where it ends."""
+"""Waits at the end of a run for programs that it has started."""
 
 from __future__ import annotations
 

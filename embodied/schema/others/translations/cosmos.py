@@ -23,7 +23,7 @@ def robot(get: Lookup) -> bool:
 
 
 def dataset(row: Row, value: Any, get: Lookup) -> Translation:
-    """A name of a data set; of a robot, the name of a simulator and of its tasks."""
+    """Translates the name of a data set; for a robot, the name of a simulator and of its tasks."""
     last = row.key.rpartition(".")[2]
     if not robot(get):
         if value in (None, ""):
@@ -39,12 +39,12 @@ def dataset(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def kind(row: Row, value: Any, get: Lookup) -> Translation:
-    """Supervised training or GRPO; of another kind there is none here, which the checks of a run say."""
+    """Translates the kind of training; the checks of a run refuse kinds other than supervised and GRPO."""
     return Translation({} if value == "grpo" else {"runner.task_type": value}, "derived")
 
 
 def variant(row: Row, value: Any, get: Lookup) -> Translation:
-    """The loss, which other keys change: a decoupled one, AIPO's; and Dr. GRPO's advantage."""
+    """Translates the loss, with the keys that change it: decoupled loss, AIPO, and Dr. GRPO's advantage."""
     name = str(value).lower()
     if name not in LOSSES:
         return Translation({"algorithm.loss_type": name}, "derived")
@@ -61,7 +61,7 @@ def variant(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def part_of_variant(settings: Mapping[str, Any]) -> Rule:
-    """A switch that :func:`variant` reads, wherever their other keys are known."""
+    """Makes the rule of a switch that :func:`variant` reads where the other keys are known."""
 
     def rule(row: Row, value: Any, get: Lookup) -> Translation:
         if isinstance(get, Unknown):
@@ -76,7 +76,7 @@ def aipo(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def dual_clip(row: Row, value: Any, get: Lookup) -> Translation:
-    """The plain loss of texts alone has it."""
+    """Translates the dual clip, which only the plain loss of texts has."""
     if value is None or robot(get) or str(get(POLICY + "variant")).lower() == "gspo" or get(POLICY + "aipo_rho"):
         return Translation(how="nothing", why="this loss has none")
     return Translation({row.ours[0]: value}, "renamed")
@@ -89,7 +89,7 @@ def aggregated(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def capped(row: Row, value: Any, get: Lookup) -> Translation:
-    """Largest weight; beyond it an element has none."""
+    """Translates the largest importance weight; elements beyond it are masked."""
     return only_if(value, {row.ours[0]: value, "algorithm.behav_imp_weight_mode": "mask"}, "nothing is set")
 
 
@@ -105,17 +105,17 @@ def bound(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def advantage(row: Row, value: Any, get: Lookup) -> Translation:
-    """A bound that the trainer of diffusion models alone applies."""
+    """Drops a bound of advantages that only the trainer of diffusion models applies."""
     return Translation(how="nothing", why="Cosmos-RL bounds advantages of diffusion models alone")
 
 
 def adapters(row: Row, value: Any, get: Lookup) -> Translation:
-    """A table of adapters is all that asks for them."""
+    """Translates the table of adapters, which also switches them on."""
     return Translation({row.ours[0]: value, "actor.model.is_lora": True}, "derived")
 
 
 def clipped(row: Row, value: Any, get: Lookup) -> Translation:
-    """Below 0 there is no clip on that side."""
+    """Translates one side of the clip; below 0 there is none."""
     number = number_of(value)
     if number is None or number >= 0:
         return Translation(translated(row.ours[0], value), "renamed")
@@ -124,14 +124,14 @@ def clipped(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def no_limit(row: Row, value: Any, get: Lookup) -> Translation:
-    """0 is no limit."""
+    """Translates a limit; 0 means none."""
     if not number_of(value):
         return Translation(how="nothing", why="0 is no limit")
     return Translation({row.ours[0]: value}, "renamed")
 
 
 def length(row: Row, value: Any, get: Lookup) -> Translation:
-    """The longest answer; actions have no such length."""
+    """Translates the longest length of an answer; actions have none."""
     if robot(get):
         return Translation(how="nothing", why="the tokens of a chunk follow from the model")
     return Translation(translated(row.ours[0], value), "renamed")

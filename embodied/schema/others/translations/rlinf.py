@@ -25,7 +25,7 @@ def of_texts(get: Lookup) -> bool:
 
 
 def eval_temperature(row: Row, value: Any, get: Lookup) -> Translation:
-    """Above 0 evaluations sample; else they take the likeliest token."""
+    """Translates the temperature of evaluations; at 0 they take the likeliest token."""
     number = number_of(value)
     if number is None:
         return Translation(how="nothing", why="nothing is set")
@@ -43,7 +43,7 @@ def tokens(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def whitened(row: Row, value: Any, get: Lookup) -> Translation:
-    """For robots RLinf normalises the advantages of gae alone."""
+    """Translates the normalisation of advantages; for robots RLinf normalises only those of gae."""
     adv = str(get("algorithm.adv_type")).lower()
     known = not isinstance(get, Unknown) and get("algorithm.adv_type") is not None
     if known and value in (True, "True") and not of_texts(get) and "gae" not in adv and adv != "ppo":
@@ -52,7 +52,7 @@ def whitened(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def style(row: Row, value: Any, get: Lookup) -> Translation:
-    """Name of the schedule; it says with what the rates end, too."""
+    """Translates the name of the learning rate schedule, which also sets the last rate."""
     name = str(value).lower()
     if name not in STYLES:
         return Translation(how="refused", why=f"there is no schedule {value} here")
@@ -90,7 +90,7 @@ def warmup(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def total(row: Row, value: Any, get: Lookup) -> Translation:
-    """Steps over which the rates fall; with a constant rate they say nothing."""
+    """Translates the steps over which the learning rate falls; dropped with a constant rate."""
     number = number_of(value)
     falls = isinstance(get, Unknown) or STYLES.get(str(get(OPTIM + "lr_scheduler")).lower()) == "cosine"
     if not falls or not number or number <= 0:
@@ -99,7 +99,7 @@ def total(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def capped(row: Row, value: Any, get: Lookup) -> Translation:
-    """Largest weight; beyond it an element has none."""
+    """Translates the largest importance weight; elements beyond it are masked."""
     mode = {"algorithm.behav_imp_weight_mode": "mask"}
     return only_if(value, {row.ours[0]: value, **mode}, "nothing is set")
 
@@ -116,7 +116,7 @@ def chat(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def width(row: Row, value: Any, get: Lookup) -> Translation:
-    """One width of the ratio's clip, for the sides that have none of their own."""
+    """Translates one width of the ratio's clip, for the sides that have none of their own."""
     own = {key: get(key) for key in row.ours}
     settings = {key: value for key in row.ours if own[key] is None}
     return Translation(settings, "renamed" if len(settings) == 2 else "derived" if settings else "nothing")

@@ -63,7 +63,7 @@ def reward_clip(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def kl_kind(row: Row, value: Any, get: Lookup) -> Translation:
-    """Estimate of the KL in the reward; in the loss it is always k3."""
+    """Translates the estimate of the KL in the reward; in the loss it is always k3."""
     if not isinstance(get, Unknown) and not _on(get("add_token_level_kl")):
         return Translation(how="nothing", why="it is for the KL in the reward; that in the loss is k3, as here")
     return Translation(translated(row.ours[0], value), "renamed")

@@ -52,14 +52,14 @@ def dual_clip(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def aggregated(row: Row, value: Any, get: Lookup) -> Translation:
-    """Aggregation of the loss; with ``loss_mode=gspo`` verl always takes seq-mean-token-mean."""
+    """Translates how the loss is aggregated; with ``loss_mode=gspo`` verl always takes seq-mean-token-mean."""
     if _loss(get) == "gspo":
         return Translation({row.ours[0]: "seq-mean-token-mean"}, "derived", "loss_mode gspo always has this one")
     return Translation(translated(row.ours[0], value), "renamed")
 
 
 def critic(row: Row, value: Any, get: Lookup) -> Translation:
-    """A key that counts only with a critic."""
+    """Translates a key that counts only with a critic."""
     if value is None or not (isinstance(get, Unknown) or get("algorithm.adv_estimator") in ("gae", None)):
         return Translation(how="nothing", why="adv_estimator has no critic")
     return Translation({row.ours[0]: value}, "renamed")
@@ -93,7 +93,7 @@ def of_texts(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def low(row: Row, value: Any, get: Lookup) -> Translation:
-    """1 or more is no lower clip, as ratios are above 0."""
+    """Translates the lower clip; 1 or more is none, because ratios are above 0."""
     number = number_of(value)
     if number is not None and number >= 1:
         return Translation({row.ours[0]: 0.999}, "derived", "no lower clip; 0.999 is nearest to that")

@@ -1,4 +1,4 @@
-"""The two sides of an env: what ``env.train`` is told on the command line describes the task of ``env.eval`` too.
+"""The two sides of an env: keys of ``env.train`` on the command line describe the task of ``env.eval``, too.
 
 A policy that is trained on one task and judged on another gives a number that means nothing. So each key of the env's
 own follows, unless it says how one side is run (:data:`~.following.OWN_OF_A_SIDE`).
