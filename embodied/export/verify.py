@@ -53,7 +53,7 @@ NOT_HERE = ("model", "algorithm", "actor.")
 
 @dataclass(frozen=True)
 class Tolerance:
-    """When actions agree: at least ``share`` of their numbers differ by at most ``largest``."""
+    """Tolerance for actions: they agree if at least ``share`` of their numbers differ by at most ``largest``."""
 
     largest: float  # largest difference that counts as equal, relative to the range of the action dimension
     share: float
@@ -165,7 +165,7 @@ def asked(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> Iterator
 
 
 def verify(checkpoint: Path, folder: Path, wanted: Asked, console: Console, device: str = "cpu") -> Verdict:
-    """Evaluates checkpoint and folder.
+    """Evaluates checkpoint and folder, and compares them.
 
     Raises:
         ConfigError: nothing here can build a policy from the folder.

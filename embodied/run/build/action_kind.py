@@ -106,7 +106,7 @@ class ActionKind(Protocol):
 
 
 class RobotKind:
-    """A policy moves a robot, by numbers or by one of N actions."""
+    """Kind of a robot: the policy moves it by numbers, or by one of N actions."""
 
     has_steps = True
     from_rows = False
@@ -153,7 +153,7 @@ class RobotKind:
 
 
 class TextKind:
-    """A policy writes texts."""
+    """Kind of an env of texts, which the policy writes."""
 
     has_steps = False
     from_rows = True
@@ -199,7 +199,7 @@ ROBOT, TEXT = RobotKind(), TextKind()
 
 
 def kind_of(spec: EnvSpec) -> ActionKind:
-    """Chooses by what an env takes."""
+    """Returns the kind for an env's actions."""
     return TEXT if isinstance(spec.action, TextAction) else ROBOT
 
 

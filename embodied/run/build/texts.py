@@ -77,7 +77,7 @@ class Details:
 
     @classmethod
     def of(cls, config: Config, policy: object) -> Details:
-        """Makes what ``data.return_full_prompt`` and ``rollout.detokenize`` ask for.
+        """Makes the details that ``data.return_full_prompt`` and ``rollout.detokenize`` ask for.
 
         Raises:
             ConfigError: the policy cannot show it.

@@ -233,7 +233,7 @@ class Counts:
 
 
 class FileAnswers(StandIn):
-    """Stands where an evaluation expects a policy.
+    """Answers of a file in place of a policy.
 
     Args:
         found: problem → answers to it.

@@ -23,7 +23,7 @@ NAMES = ("greedy", "sampled")
 
 
 def evaluations(composed: Composed) -> dict[str, Composed]:
-    """Returns the evaluations that are asked for: what the names of their files end with → their configuration."""
+    """Returns the evaluations that are asked for: ending of their files' names → their configuration."""
     if composed.config.algorithm.val_sampling_params.do_sample != "both":
         return {"": composed}
     return {"": _drawn(composed, sampled=False), SAMPLED: _drawn(composed, sampled=True)}

@@ -13,7 +13,7 @@ from embodied.types import ActionSpec, ArraySpec, Elements, EnvSpec, Noise, Poli
 
 
 class StandIn:
-    """The parts of a policy that one without weights has.
+    """Base of a stand-in for a policy: it has no weights.
 
     Args:
         action: what the env takes; each decision is one of them.

@@ -12,7 +12,7 @@ from embodied.types import ActionSpec, EnvSpec
 
 
 class RandomActions(StandIn):
-    """Stands where a policy is expected: each action is drawn evenly from the env's range.
+    """Random actions in place of a policy: each is drawn evenly from the env's range.
 
     Args:
         env: whose actions are drawn.

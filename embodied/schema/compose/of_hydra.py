@@ -60,7 +60,7 @@ class Record:
     overrides: Sequence[str]
 
     def write(self, run: Path) -> None:
-        """Writes it into the folder of the run; what stands there from an earlier start is replaced."""
+        """Writes the record into the folder of the run, in place of that of an earlier start."""
         folder = run / self.folder
         folder.mkdir(parents=True, exist_ok=True)
         shown = {

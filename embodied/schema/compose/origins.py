@@ -133,7 +133,7 @@ class Origins:
         return Origins({**self.of, "runner.ckpt_path": Origin("checkpoint", str(checkpoint))}, self.left_out)
 
     def write(self, run: Path) -> None:
-        """Writes it into the folder of a run; what stands there from an earlier start is replaced."""
+        """Writes the origins into the folder of a run, in place of those of an earlier start."""
         aside = run / f".{FILE}.part"
         aside.write_text(json.dumps(asdict(self), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
         aside.rename(run / FILE)

@@ -29,7 +29,7 @@ class NoOp(NamedTuple):
 
 @cache
 def no_ops() -> Mapping[str, NoOp]:
-    """Returns the keys, in the order in which refusals are listed, with what they may say."""
+    """Returns the accepted keys with their values, in the order in which refusals are listed."""
     accepted, whys, fixes, same_as = map(column, ("accepted", "why", "fix", "same_as"))
     places = column("place")
     return {

@@ -48,7 +48,7 @@ def starts(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def steps(row: Row, value: Any, get: Lookup) -> Translation:
-    """Optimizer steps of an iteration → records of one."""
+    """Translates optimizer steps of an iteration into records of a step."""
     starts, group = get("data.rollout_batch_size"), get("algorithm.group_size")
     if not (starts and group and value):
         return Translation(how="derived", why="the records of an iteration divided by this")
@@ -59,7 +59,7 @@ def steps(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def prompts(row: Row, value: Any, get: Lookup) -> Translation:
-    """verl counts prompts, of which each has ``rollout.n`` answers; here answers are counted."""
+    """Translates verl's batch size: prompts · ``rollout.n`` answers, because answers are counted here."""
     given = get("actor_rollout_ref.rollout.n")
     n = number_of(given) or (None if given is not None or isinstance(get, Unknown) else 1)
     count = number_of(value)
@@ -74,7 +74,7 @@ def prompts(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def passes(row: Row, value: Any, get: Lookup) -> Translation:
-    """Passes over the problems; :mod:`embodied.migrate.texts` makes iterations of them."""
+    """Translates passes over the problems; :mod:`embodied.migrate.texts` makes iterations of them."""
     if isinstance(get, Unknown):
         return Translation(
             how="derived", why=f"{row.name} counts passes over the data, and here iterations are counted"
@@ -83,7 +83,7 @@ def passes(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def count(devices: Any) -> int:
-    """Devices of ``list(range(0,16))`` or of a list."""
+    """Counts the devices in ``list(range(0,16))`` or in a list."""
     if isinstance(devices, list):
         return max(1, len(devices))
     bounds = re.search(r"range\((\d+)\s*,\s*(\d+)\)", str(devices))
@@ -114,7 +114,7 @@ def per_replica(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def groups(row: Row, value: Any, get: Lookup) -> Translation:
-    """RLinf: groups that are collected at the same time; slots are episodes."""
+    """Translates RLinf's groups at a time into env slots, of which each runs one episode."""
     group = get("algorithm.group_size")
     if not group or not value:
         return Translation(how="derived", why="num_group_envs times algorithm.group_size")
@@ -123,7 +123,7 @@ def groups(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def stages(row: Row, value: Any, get: Lookup) -> Translation:
-    """RLinf: parts of the slots that take turns; here they do so in a lockstep alone."""
+    """Translates RLinf's pipeline stages: parts of the slots that take turns, here only in a lockstep."""
     settings = {row.ours[0]: value}
     if (number_of(value) or 0) <= 1:
         return Translation(settings, "same")
@@ -133,7 +133,7 @@ def stages(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def whole_length(row: Row, value: Any, get: Lookup) -> Translation:
-    """Cosmos-RL: prompt and answer together; what the answer leaves is the prompt's."""
+    """Translates Cosmos-RL's length of prompt and answer together; the prompt may fill what the answer leaves."""
     if any(has(get, key) for key in VLA):
         return Translation(how="nothing", why="the length of an instruction is actor.model.max_prompt_length")
     if get("train.train_policy.type") == "sft":

@@ -121,7 +121,7 @@ def by_last_name(name: str) -> tuple[Row, ...]:
 
 @cache
 def answers() -> Mapping[str, tuple[Row, ...]]:
-    """Our key → the keys that it answers."""
+    """Returns the rows that each of our keys answers."""
     found: dict[str, list[Row]] = {}
     for row in rows():
         for key in row.ours:

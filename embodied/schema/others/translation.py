@@ -84,7 +84,7 @@ def only_if(value: Any, settings: Settings, why: str = "") -> Translation:
 
 
 def only_off(why: str) -> Rule:
-    """A switch that can only be off here."""
+    """Makes the rule of a switch that can only be off here."""
     return lambda row, value, get: Translation(how="refused" if value in (True, "True", "true") else "nothing", why=why)
 
 
@@ -93,13 +93,13 @@ def nothing(why: str) -> Rule:
 
 
 def offload(row: Row, value: Any, get: Lookup) -> Translation:
-    """RLinf's switch for all that can wait in host memory."""
+    """Translates RLinf's switch for offloading; the weights stay on the device."""
     why = "optimizer and reference; weights stay, because the policy acts with them" if value is True else ""
     return Translation({row.ours[0]: value}, "same", why)
 
 
 def kl_loss(row: Row, value: Any, get: Lookup) -> Translation:
-    """verl and ROLL: the coefficient counts only if the term is switched on."""
+    """Translates the KL loss of verl and ROLL, whose coefficient counts only if its switch is on."""
     switch, in_reward = {
         "verl": ("actor_rollout_ref.actor.use_kl_loss", "algorithm.use_kl_in_reward"),
         "roll": ("use_kl_loss", "add_token_level_kl"),
@@ -126,7 +126,7 @@ def kl_reward(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def clip_range(row: Row, value: Any, get: Lookup) -> Translation:
-    """ROLL: one width of the ratio's clip, or two."""
+    """Translates the ratio's clip of ROLL, which has one width or two."""
     if row.key == "use_pg_clip_range":
         return Translation(how="nothing", why="pg_clip_low and pg_clip_high say it" if value else "pg_clip says it")
     if not isinstance(get, Unknown) and bool(get("use_pg_clip_range")) != (row.key != "pg_clip"):
@@ -135,7 +135,7 @@ def clip_range(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def clip_ratio(row: Row, value: Any, get: Lookup) -> Translation:
-    """verl: one width of the ratio's clip, for the sides that have none of their own."""
+    """Translates verl's single width of the ratio's clip, for the sides that have none of their own."""
     own = {
         f"algorithm.{name}": get(f"actor_rollout_ref.actor.{name}") for name in ("clip_ratio_low", "clip_ratio_high")
     }
@@ -147,13 +147,13 @@ def clip_ratio(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def dual_clip(row: Row, value: Any, get: Lookup) -> Translation:
-    """ROLL: a switch; the constant follows from the clip."""
+    """Translates ROLL's switch for the dual clip, whose constant follows from the clip."""
     clip = number_of(get("pg_clip"))
     return only_if(value, {row.ours[0]: 1 + 2 * (0.2 if clip is None else clip)}, "it is off")
 
 
 def filtered(row: Row, value: Any, get: Lookup) -> Translation:
-    """DAPO in verl: ``acc`` is whether an answer is right, the others are its reward."""
+    """Translates the metric that DAPO filters by in verl: ``acc`` is success, the others are the return."""
     if value is None:
         return Translation(how="nothing", why="nothing is set")
     return Translation({row.ours[0]: "success" if value == "acc" else "return"}, "renamed")
@@ -181,7 +181,7 @@ def switched(backend: str) -> Rule:
 
 
 def resume(row: Row, value: Any, get: Lookup) -> Translation:
-    """verl: ``resume_mode`` and the path; Cosmos-RL: a switch or a path."""
+    """Translates resuming: verl has ``resume_mode`` and a path, Cosmos-RL a switch or a path."""
     if row.key.endswith("resume_from_path"):
         return only_if(value, {"runner.resume_dir": value}, "it begins anew")
     if value in (True, "auto"):
@@ -192,7 +192,7 @@ def resume(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def shard(row: Row, value: Any, get: Lookup) -> Translation:
-    """Cosmos-RL: 1 and -1 share nothing out that has to be said."""
+    """Translates Cosmos-RL's number of shards; 1 and -1 need no key here."""
     if row.key.endswith("dp_replicate_size"):
         return Translation(how="nothing", why="processes beyond fsdp_size hold further copies")
     return only_if((number_of(value) or 0) > 1, {"actor.fsdp_config.fsdp_size": value}, "one process holds it all")
@@ -211,7 +211,7 @@ def opposite(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def unless(key: str) -> Rule:
-    """A frequency that another switch of theirs may turn off."""
+    """Makes the rule of a frequency that the switch ``key`` may turn off."""
 
     def rule(row: Row, value: Any, get: Lookup) -> Translation:
         if row.key == key:
@@ -232,7 +232,7 @@ def frequency(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def warmup(row: Row, value: Any, get: Lookup) -> Translation:
-    """A share below 1, else steps; negative leaves it to the share."""
+    """Translates a warm-up: a share below 1, else steps; dropped if negative."""
     number = number_of(value)
     if number is None or number < 0:
         return Translation(how="nothing", why="the share of all steps says it")
@@ -250,7 +250,7 @@ def positive(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def cold(row: Row, value: Any, get: Lookup) -> Translation:
-    """Temperature 0, or the likeliest token alone, is no sampling."""
+    """Translates temperature and top-k; temperature 0 and top-k 1 turn sampling off."""
     number = number_of(value)
     section = row.ours[0].rpartition(".")[0]
     greedy = (number == 0) if row.ours[0].endswith("temperature") else (number == 1)
@@ -273,7 +273,7 @@ def reshard(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def flash(row: Row, value: Any, get: Lookup) -> Translation:
-    """The same attention without the package flash-attn."""
+    """Translates the attention; flash-attn becomes sdpa, which computes the same without that package."""
     if value in (None, "", "sdpa", "eager"):
         return Translation({row.ours[0]: value}, "same") if value else Translation(how="nothing", why="nothing is set")
     return Translation(

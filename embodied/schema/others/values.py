@@ -33,7 +33,7 @@ ENVS = {
 
 @cache
 def other_values() -> Mapping[str, Mapping[str, Settings]]:
-    """Returns, of our keys, what says the same here as a value of others."""
+    """Returns our settings for values of other systems, by our key and their value."""
     return {key: json.loads(cell) for key, cell in column("values").items()}
 
 

@@ -23,6 +23,6 @@ class Derivation:
         self.sources.update(dict.fromkeys(values, sources))
 
     def include(self, other: Derivation, below: str = "") -> None:
-        """Adds all of another one, whose keys stand below a section."""
+        """Adds another derivation, whose keys stand below a section."""
         self.values.update({below + key: value for key, value in other.values.items()})
         self.sources.update({below + key: sources for key, sources in other.sources.items()})

@@ -36,7 +36,7 @@ def eval_temperature(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def tokens(row: Row, value: Any, get: Lookup) -> Translation:
-    """The length of an answer; that of an action follows from the model."""
+    """Translates the length of an answer; that of an action follows from the model."""
     if value is None or not (isinstance(get, Unknown) or of_texts(get)):
         return Translation(how="nothing", why="the tokens of a chunk follow from the model")
     return Translation(dict.fromkeys(row.ours, value), "renamed")
@@ -70,7 +70,7 @@ def _warms_up(get: Lookup) -> bool:
 
 
 def warmup(row: Row, value: Any, get: Lookup) -> Translation:
-    """Optimizer's schedule steps, one an iteration; below 0 the share of ``total_training_steps`` says it."""
+    """Translates the warm-up in iterations; below 0 it is a share of ``total_training_steps``."""
     number, share = number_of(value), row.key.endswith("_ratio")
     if number is None or not _warms_up(get):
         return Translation(
@@ -123,7 +123,7 @@ def width(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def simulator(row: Row, value: Any, get: Lookup) -> Translation:
-    """Name of a simulator; of LIBERO, the suite is our env."""
+    """Translates the name of a simulator; for LIBERO, the suite names our env."""
     if isinstance(get, Unknown):
         return Translation({"env": str(value)}, "renamed")
     name = str(value).lower()
@@ -137,14 +137,14 @@ def simulator(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def group(row: Row, value: Any, get: Lookup) -> Translation:
-    """RLinf gives every env the size of the algorithm's groups; evaluations have no groups."""
+    """Translates the group size of an env; dropped beside ``algorithm.group_size``, and in evaluations."""
     if get("algorithm.group_size") is not None or all(key.startswith("env.eval.") for key in row.ours):
         return Translation(how="nothing", why="algorithm.group_size says it")
     return Translation({row.ours[0]: value}, "renamed")
 
 
 def steps_of_round(row: Row, value: Any, get: Lookup) -> Translation:
-    """Control steps of a slot in a round, which may be those of several episodes there."""
+    """Translates control steps of a slot in a round; refused for several episodes, of which a slot here has one."""
     steps, limit = number_of(value), number_of(get(f"{row.key.rpartition('.')[0]}.max_episode_steps"))
     if steps is None or steps == limit:
         return Translation(how="nothing", why="a slot has one episode in a round" if steps else "nothing is set")
@@ -156,7 +156,7 @@ def steps_of_round(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def estimator(row: Row, value: Any, get: Lookup) -> Translation:
-    """REINFORCE++ may begin with the mean of the group."""
+    """Translates the advantage; REINFORCE++ may first subtract the mean of the group."""
     if str(value).lower() == "reinpp" and get("algorithm.use_reinpp_baseline") in (True, "True"):
         return Translation({row.ours[0]: "reinforce_plus_plus_baseline"}, "derived", "use_reinpp_baseline is on")
     settings = translated(row.ours[0], value)
@@ -164,7 +164,7 @@ def estimator(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def kl_in_reward(row: Row, value: Any, get: Lookup) -> Translation:
-    """REINFORCE++ has a KL in the reward, beside the one in the loss."""
+    """Translates REINFORCE++'s KL in the reward; refused beside a KL in the loss."""
     if not number_of(value):
         return Translation(how="nothing", why="there is none")
     if number_of(get("algorithm.kl_beta")):

@@ -31,7 +31,7 @@ def _on(value: Any) -> bool:
 
 
 def estimator(row: Row, value: Any, get: Lookup) -> Translation:
-    """``reinforce`` is another estimator with each way in which rewards are normalised."""
+    """Translates the advantage; for ``reinforce`` it depends on how rewards are normalised."""
     if str(value) != "reinforce" or isinstance(get, Unknown):
         return Translation(translated(row.ours[0], value), "renamed")
     mean, std, whitened = get("norm_mean_type"), get("norm_std_type"), _on(get("whiten_advantages"))
@@ -49,7 +49,7 @@ def normalised(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def reward_clip(row: Row, value: Any, get: Lookup) -> Translation:
-    """GRPO's rewards are clipped once they are normalised, where none of n is larger than √n."""
+    """Translates the clip of rewards; with GRPO they are normalised first, and none of n is larger than √n."""
     number, group = number_of(value), number_of(get("num_return_sequences_in_group")) or 1
     if not number:
         return Translation(how="nothing", why="nothing is set")
@@ -76,7 +76,7 @@ def adaptive(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def difficulty(row: Row, value: Any, get: Lookup) -> Translation:
-    """Groups whose mean score is beyond the bounds leave the loss."""
+    """Translates the difficulty mask: groups whose mean score is beyond the bounds leave the loss."""
     if row.key == "difficulty_mask":
         return only_if(_on(value), {row.ours[0]: True}, "it is off")
     on = isinstance(get, Unknown) or _on(get("difficulty_mask"))
@@ -86,7 +86,7 @@ def difficulty(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def accumulated(row: Row, value: Any, get: Lookup) -> Translation:
-    """Records of a step = passes · records of one · copies of the model."""
+    """Translates gradient accumulation: records of a step = passes · records of one · copies of the model."""
     micro, devices = number_of(get(ARGS + "per_device_train_batch_size")), get(TRAIN + "device_mapping")
     passes, why = number_of(value), "gradient_accumulation_steps · per_device_train_batch_size · copies of the model"
     if micro is None or passes is None:
@@ -101,7 +101,7 @@ def accumulated(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def warmup(row: Row, value: Any, get: Lookup) -> Translation:
-    """Optimizer steps → iterations, of which each has several."""
+    """Translates the warm-up from optimizer steps into iterations."""
     steps = number_of(value)
     if not steps or steps < 0:
         return Translation({row.ours[0]: 0} if steps == 0 else {}, "renamed" if steps == 0 else "nothing")

@@ -27,7 +27,7 @@ def _loss(get: Lookup) -> str:
 
 
 def estimator(row: Row, value: Any, get: Lookup) -> Translation:
-    """``norm_adv_by_std_in_grpo`` decides between GRPO and Dr. GRPO."""
+    """Translates the advantage; ``norm_adv_by_std_in_grpo`` decides between GRPO and Dr. GRPO."""
     name = str(value).lower()
     if name in GRPO and get("algorithm.norm_adv_by_std_in_grpo") in (False, "False", "false"):
         return Translation({row.ours[0]: "dr_grpo"}, "derived", "norm_adv_by_std_in_grpo is off")
@@ -43,7 +43,7 @@ def by_std(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def dual_clip(row: Row, value: Any, get: Lookup) -> Translation:
-    """The plain loss alone has it in verl."""
+    """Translates the dual clip, which only verl's plain loss has."""
     if value is None or _loss(get) != "vanilla":
         return Translation(
             how="nothing", why=f"loss_mode {_loss(get)} has none" if value is not None else "nothing is set"
@@ -66,7 +66,7 @@ def critic(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def kl_type(row: Row, value: Any, get: Lookup) -> Translation:
-    """Counts with ``use_kl_loss``; a ``+`` at its end asks for the gradient of another estimate."""
+    """Translates the estimate of the KL loss; a ``+`` at its end, another estimate's gradient, is refused."""
     if not isinstance(get, Unknown) and not _of_actor(get, "use_kl_loss"):
         return Translation(how="nothing", why="use_kl_loss is off")
     if str(value).endswith("+"):
@@ -79,14 +79,14 @@ def shuffled(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def family(row: Row, value: Any, get: Lookup) -> Translation:
-    """A name beside the architecture, which comes before it."""
+    """Translates the model's name; dropped where ``actor_rollout_ref.model.vla`` is set."""
     if has(get, "actor_rollout_ref.model.vla"):
         return Translation(how="nothing", why="actor_rollout_ref.model.vla says it")
     return Translation(translated(row.ours[0], value), "renamed")
 
 
 def of_texts(row: Row, value: Any, get: Lookup) -> Translation:
-    """A length of texts, which SimpleVLA-RL's files have, too."""
+    """Translates a length of texts; dropped for robots, whose files have it, too."""
     if any(has(get, key) for key in ROBOT):
         return Translation(how="nothing", why="the tokens of a chunk follow from the model")
     return Translation(translated(row.ours[0], value), "renamed")
@@ -105,7 +105,7 @@ def low(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def example(row: Row, value: Any, get: Lookup) -> Translation:
-    """Supervised: prompt and answer together."""
+    """Explains the length of prompt and answer together, which are two keys here (supervised training)."""
     both = "data.max_prompt_length and algorithm.sampling_params.max_new_tokens"
     return Translation({}, "extra", f"prompt and answer have a length each here: share the {value} out to {both}")
 
