@@ -146,7 +146,7 @@ class Cloner(Stepping):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of :meth:`state_dict`."""
         self.engine.load_state_dict(state)
-        self._totals = Totals(**state.get("totals", {}))  # which checkpoints of earlier versions do not have
+        self._totals = Totals(**state.get("totals", {}))  # checkpoints of earlier versions have none
 
     def bind(self) -> None:
         """Give the policy the demonstrations' instructions. An evaluation gives it those of its env."""
@@ -198,7 +198,7 @@ class Cloner(Stepping):
 
     def _step(self, step: int, size: int, passed: Passed, read: Ahead) -> None:
         seed = self.config.runner.seed
-        torch.manual_seed(generator_seed(seed, Stream.DROPOUT, step) + self.engine.parallel.world.rank)  # of dropout
+        torch.manual_seed(generator_seed(seed, Stream.DROPOUT, step) + self.engine.parallel.world.rank)
         places, chosen = np.arange(step * size, (step + 1) * size), self._chosen(step, size)
         whole = self._optimizer_batch(self.samples, chosen)
 

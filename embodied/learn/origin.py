@@ -46,7 +46,7 @@ class Origin:
     target: str  # dotted path of the class or function that builds the policy
     kwargs: Mapping[str, Any]  # its keyword arguments, values of JSON
     freeze_patterns: tuple[str, ...]  # parameters that are not trained, nor saved
-    seed: int  # of the global generators when it was built
+    seed: int  # seed of the global generators when the policy was built
     env: EnvSpec
     simulator: Simulator | None = None  # None: written by a version that did not say it
 

@@ -69,7 +69,7 @@ class Trainer(Stepping):
     iterations: int = 1
     peak_flops: float | None = None
     samples: int = field(default=0, init=False)  # records that the last update trained on, once an epoch
-    flops: float = field(default=0.0, init=False)  # of that; 0 if the policy does not say
+    flops: float = field(default=0.0, init=False)  # FLOPs of that update; 0 if the policy does not count them
     parallel: Parallel | None = None
     max_tokens: int | None = None
     recompute_logprobs: bool = False
@@ -183,7 +183,7 @@ class Trainer(Stepping):
         self.engine.load_state_dict(state)
         self.acting.load_state_dict(state, self.weight_version)
         self._kl_coefficient.value = float(state["kl_beta"])
-        self.unlogged = dict(state.get("unlogged", {}))  # which checkpoints of earlier versions do not have
+        self.unlogged = dict(state.get("unlogged", {}))  # checkpoints of earlier versions have none
         if self._kept_reference is not None:
             self._kept_reference.load_state_dict(under("reference", state))
 

@@ -44,11 +44,11 @@ class Replicas:
         teams: of those that compute each text together; None = each computes texts of its own.
     """
 
-    collective_passes = False  # whether each forward and backward pass runs collectives of all ranks
+    collective_passes = False  # True: each forward and backward pass runs collectives of all ranks
 
     def __init__(self, policy: Policy, world: Group, notes: Sequence[str] = (), teams: Teams | None = None) -> None:
         self.world, self.teams = world, teams or Teams(Group(), world)
-        self.group = self.teams.across  # whose ranks have different records, each at least one of its own
+        self.group = self.teams.across  # group of ranks with different records, each at least one of its own
         self.in_step = self.teams.own  # the ranks whose passes are collectives with this one's
         self.notes, self._policy = notes, policy
         self._parameters = [p for _, p in policy.named_parameters() if p.requires_grad]
@@ -296,7 +296,7 @@ def _set_prefetch(policy: Any, units: Sequence[Any], fsdp: FsdpConfig) -> None:
                 layer.set_modules_to_forward_prefetch([following])
     if fsdp.backward_prefetch in (False, "post", "backward_post"):
         for unit in (*units, policy):
-            unit.set_modules_to_backward_prefetch([unit])  # which is there by then, so that nothing is gathered early
+            unit.set_modules_to_backward_prefetch([unit])  # its own weights, there by then: nothing is gathered early
 
 
 def _cast_buffers(policy: nn.Module, fsdp: FsdpConfig) -> None:

@@ -15,8 +15,8 @@ from embodied.perturbations import Condition, Perturbed
 from embodied.random import Stream, generator, standard
 from embodied.types import EnvSpec, Episode, Noise, Start
 
-ROUND_IDS = 1 << 40  # between the ids of two sampling rounds: more episodes than a run has
-ROUND_SEEDS = 2**25  # between the seeds of two sampling rounds: a refill has scenes of its own
+ROUND_IDS = 1 << 40  # distance between the ids of two sampling rounds: more episodes than a run has
+ROUND_SEEDS = 2**25  # distance between the seeds of two sampling rounds: a refill has scenes of its own
 EVAL_SEEDS = 2**30  # seeds of evaluation starts begin here: training draws no scene from them
 
 
@@ -107,7 +107,7 @@ def states_of_training(spec: EnvSpec, held_out: int) -> list[int]:
 
 
 def _starts(states: Sequence[int], order: StartOrder, first: int, count: int, env_seed: int) -> list[Start]:
-    ends = np.cumsum(states)  # of the tasks, in the list of all pairs
+    ends = np.cumsum(states)  # end of each task in the list of all pairs (task, state)
     starts, offset = [], env_seed + order.sampling_round * ROUND_SEEDS
     for index in range(first, first + count):
         pair = order.pair(index, int(ends[-1]))

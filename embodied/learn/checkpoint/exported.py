@@ -50,14 +50,14 @@ HERE = "."
 class ExportFile:
     """``embodied.json``: values of JSON."""
 
-    format: str  # as --format named it
-    dtype: str  # of the tensors: fp32, bf16 or fp16
+    format: str  # export format, as --format named it
+    dtype: str  # number format of the tensors: fp32, bf16 or fp16
     env_spec: Mapping[str, Any]  # embodied.lib.spec_json
     policy: Mapping[str, Any]  # num_action_chunks, and what the policy says of itself
     model: Mapping[str, Any]  # ``_target_`` and keyword arguments; empty if nothing here builds a policy from it
     source: Mapping[str, Any]  # the checkpoint, how far and by which trainings it was trained
-    measured: Mapping[str, Any] = field(default_factory=dict)  # what the export has measured
-    rounding: str = "none"  # of weights or arithmetic against those of the run (embodied.protocols.ROUNDINGS)
+    measured: Mapping[str, Any] = field(default_factory=dict)  # measurements of the export
+    rounding: str = "none"  # difference in precision from the run: one of embodied.protocols.ROUNDINGS
     files: Mapping[str, str] = field(default_factory=dict)  # name → size and checksum (embodied.lib.files)
 
 

@@ -36,7 +36,7 @@ class Meta:
     steps: int = 0  # optimizer steps of the next iteration that are done as well (supervised training)
     origin: dict[str, Any] = field(default_factory=dict)  # origin.Origin: what builds the policy, and its env's spec
     files: dict[str, int] = field(default_factory=dict)  # name → bytes of the others: shorter or gone = damaged later
-    checksums: dict[str, str] = field(default_factory=dict)  # of the same (lib/files.py): other bytes = damaged later
+    checksums: dict[str, str] = field(default_factory=dict)  # name → checksum (lib/files): other bytes = damaged later
 
     @property
     def weight_version(self) -> int:

@@ -56,7 +56,7 @@ def snapshot_of(
         origin,
     )
     rank, device = ranks.here(), optimizer.param_groups[0]["params"][0].device
-    if rank != 0:  # what is not sharded is the same on all
+    if rank != 0:  # tensors that are not sharded are the same on all ranks
         tensors = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
     generators = random_state(device) if "extra" in contents else {}
     return Snapshot(tensors | {f"rng/{rank}/{name}": state for name, state in generators.items()}, meta)

@@ -115,7 +115,7 @@ class Balance:
             return own, batch
         kept = keep.nonzero().flatten().numpy()
         sources, targets = before.numpy()[kept], after.numpy()[kept]
-        order = np.lexsort((sources, targets))  # as they arrive: by target, then by source
+        order = np.lexsort((sources, targets))  # order of arrival: by target, then by source
         kept, sources, targets = kept[order], sources[order], targets[order]
         counts = np.zeros((size, size), np.int64)
         np.add.at(counts, (sources, targets), 1)

@@ -44,8 +44,8 @@ penalty [T, V]; final_value float64 [1], the value of its final observation."""
 class Scored(NamedTuple):
     """What an iteration is worth."""
 
-    batch: Batch  # of all episodes
-    trained: Batch | None  # of those that ``filter_rewards`` keeps, with what the loss reads; None: it keeps none
+    batch: Batch  # records of all episodes
+    trained: Batch | None  # the episodes that ``filter_rewards`` keeps, with what the loss reads; None: it keeps none
     own: OwnRecords  # this rank's records, with what was recomputed of them
 
 

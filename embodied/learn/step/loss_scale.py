@@ -16,7 +16,7 @@ from torch import Tensor
 
 from embodied.schema import ActorConfig
 
-LEAST = 1.0  # below it a gradient that is not finite is no fault of the scale
+LEAST = 1.0  # smallest scale; a gradient that overflows even here has another cause
 LARGEST = 2.0**24
 
 

@@ -81,7 +81,7 @@ class RestingWeights:
 
     def __init__(self, policy: nn.Module, wanted: bool) -> None:
         self._policy, self.rests = policy, wanted
-        self._homes: dict[nn.Parameter, torch.device] = {}  # of those that were moved
+        self._homes: dict[nn.Parameter, torch.device] = {}  # device from which each moved parameter came
 
     def rest(self) -> None:
         """Moves them to host memory, those that lie on a device."""

@@ -26,14 +26,14 @@ class UpdateMetrics:
     What a term measures has its name from the term (:class:`embodied.learn.terms.term.Share`).
     """
 
-    stats: PolicyStats | None = None  # of the policy's ratios
-    batch_stats: PolicyStats | None = None  # of the optimizer batch in progress
+    stats: PolicyStats | None = None  # statistics of the policy's ratios
+    batch_stats: PolicyStats | None = None  # the same for the optimizer batch in progress
     means: dict[str, Tensor] = field(default_factory=dict)  # metric → float64 [2] on the host, sum and count or weight
     largest: dict[str, float] = field(default_factory=dict)  # metric → largest value seen, at least 0
     per_batch: dict[str, float] = field(default_factory=dict)  # metric → sum, shown as the mean over optimizer batches
     samples: int = 0  # records that went forward and backward, each time that they did
-    records: int = 0  # of these, in the first epoch: each once
-    flops: float = 0.0  # of these passes; 0 if the policy does not say
+    records: int = 0  # records of the first epoch, each once
+    flops: float = 0.0  # FLOPs of these passes; 0 if the policy does not count them
 
     loss: float = 0.0
     grad_norm: float = 0.0

@@ -94,7 +94,7 @@ class Setup:
 class OptimizerBatch:
     """What is known of the n records of an optimizer batch before its first forward pass."""
 
-    counts: Counts  # of n
+    counts: Counts  # executed steps and lengths of the n records
     sequence_ids: Tensor  # int64 [n]
     mask: Tensor  # bool [n, M], which elements count
     weights: Tensor  # float32 [n, M], by loss_agg_func
@@ -128,8 +128,8 @@ class OptimizerBatch:
 class Forward:
     """m records of an optimizer batch after their forward pass, all of it on one device."""
 
-    batch: OptimizerBatch  # of m
-    records: Mapping[str, Tensor]  # what the policy has read
+    batch: OptimizerBatch  # facts about these m records
+    records: Mapping[str, Tensor]  # fields that the policy has read, [m, …]
     result: Evaluation
     reference: Evaluation | None  # None: no term needs it, or the value head warms up
     new: Tensor  # float32 [m, M], log-probs now
@@ -145,7 +145,7 @@ class Share:
     means: Mapping[str, Tensor] = field(default_factory=dict)  # metric → float64 [2], sum and count (or weight)
     largest: Mapping[str, Tensor] = field(default_factory=dict)  # metric → [], over all passes
     per_batch: Mapping[str, Tensor] = field(default_factory=dict)  # metric → [], added up in an optimizer batch
-    stats: PolicyStats | None = None  # of the policy's ratios
+    stats: PolicyStats | None = None  # statistics of the policy's ratios
 
 
 class Term(Protocol):

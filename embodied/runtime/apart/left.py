@@ -11,8 +11,8 @@ from pathlib import Path
 
 LABEL = "EMBODIED_APART"
 """Variable that holds the label. Nothing but this file reads it."""
-END_S = 1.0  # until a killed process is gone
-ROUNDS = 5  # what is ended may have started others meanwhile
+END_S = 1.0  # longest wait for a killed process to be gone
+ROUNDS = 5  # searches at most: a process may have started others before it was killed
 
 
 def end_left(label: str) -> int:

@@ -35,7 +35,7 @@ class Request:
     observations are answered alike, whichever slot and row they stand in."""
 
     slot: int
-    row: int  # of the slab: the observation and the record's keys stand there, the decision goes there
+    row: int  # row of the slab: holds the observation and the record's keys; the decision goes there
     episode_id: int
     t: int  # index of the record in its episode
 

@@ -43,8 +43,8 @@ class Setup:
 
     env_target: str
     env_kwargs: Mapping[str, Any]
-    sys_path: tuple[str, ...]  # as in embodied.runtime.messages.WorkerSetup
-    timeout_s: float  # that a stop may take
+    sys_path: tuple[str, ...]  # see embodied.runtime.messages.WorkerSetup
+    timeout_s: float  # longest time that a stop may take
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ def main() -> int:
     sys.path += [folder for folder in setup.sys_path if folder not in sys.path]
     try:
         env: SafeStop = load_target(setup.env_target, "env._target_")(**setup.env_kwargs)
-        _ = env.safe_stop  # what is missing is found before the robot moves
+        _ = env.safe_stop  # fails now, before the robot moves, if the hook is missing
     except Exception:  # noqa: BLE001  whatever an env raises is told to the launcher
         send(launcher, Done(traceback.format_exc()))
         return 1

@@ -105,7 +105,7 @@ class Running:
 
     episode: Episode
     leases: list[Lease] = field(default_factory=list)  # records so far; the last one holds the present observation
-    next: Lease | None = None  # where the observation after the chunk in flight goes
+    next: Lease | None = None  # row for the observation after the chunk in flight
     steps: int = 0
     t: int = -1  # index of the last record
     episode_return: float = 0.0

@@ -46,10 +46,10 @@ class Slot:
         self._pictured: tuple[int, ...] | None = None  # control step and size of the last picture of the video
         self._video: VideoWriter | None = None
         self._says = False  # the decision stands on the video
-        self.video_s = self.shown_s = 0.0  # of the chunk: of its video, and of these those of show()
+        self.video_s = self.shown_s = 0.0  # seconds of the chunk's video, and those of them in show()
         self._steps = self._max_steps = 0
         self._ignore_terminations = False
-        self.disturbance: Disturbance | None = None  # of the episode; None = it is not perturbed
+        self.disturbance: Disturbance | None = None  # perturbation of the episode; None = it has none
 
     def begin(self, command: Command, video: Video | None, disturbance: Disturbance | None = None) -> None:
         """Begin the episode of ``command``; the env has just been reset for it, and its cameras were moved."""

@@ -288,7 +288,7 @@ def _direction(values: Tensor, row: int) -> Tensor:
 
 
 def _agree(expected: float, slope: float, distance: float) -> bool:
-    rounding = 1e-6 / distance  # of the two values, float32
+    rounding = 1e-6 / distance  # float32 rounding of the two values, divided by their distance
     return abs(expected - slope) <= STEEPNESS * max(abs(expected), abs(slope)) + rounding
 
 

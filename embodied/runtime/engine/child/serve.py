@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, Protocol
 
 from wire import Message, Reader, pack
 
-ALIVE_S = 0.5  # between two signs of life
+ALIVE_S = 0.5  # interval between two signs of life
 ENGINES = {"vllm": "vllm_engine"}  # name → module with a function ``make``
 
 
