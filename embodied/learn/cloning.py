@@ -1,4 +1,4 @@
-"""Behaviour cloning: the tokens of demonstrated chunks are made likely.
+"""Behaviour cloning: raises the likelihood of demonstrated chunks' tokens.
 
     loss of an optimizer step = − Σ log p(token | observation) / number of tokens that count
 
@@ -116,7 +116,7 @@ class Cloner(Stepping):
         self.notes += self._cut_answers()
 
     def _cut_answers(self) -> list[str]:
-        """What to tell of texts that do not fit, of some of the demonstrated ones.
+        """Returns warnings about texts that do not fit, found among some of the demonstrated ones.
 
         Raises:
             SpecMismatchError: the policy cannot write one of them.
@@ -139,8 +139,7 @@ class Cloner(Stepping):
         return self._totals.done
 
     def state_dict(self) -> dict[str, Any]:
-        """What a step depends on beside policy and optimizer, for checkpoints: also of one in the midst of an
-        iteration."""
+        """Returns a step's state beside policy and optimizer, for checkpoints, also in the midst of an iteration."""
         return {**self.engine.state_dict(), "totals": asdict(self._totals)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -249,7 +248,7 @@ class Cloner(Stepping):
         self, whole: OptimizerBatch, part: np.ndarray, chosen: np.ndarray, places: np.ndarray,
         batch: Batch | None = None,
     ) -> Tensor:  # fmt: skip
-        """What the samples ``part`` int64 [m] of a step add to its loss, [].
+        """Returns the share of the samples ``part`` int64 [m] of a step in its loss, [].
 
         Args:
             chosen: the samples of the step, int64 [n].

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Interruptible(Protocol):
-    """What a stop signal offers here (:class:`embodied.runtime.signals.StopSignal`)."""
+    """A stop signal that may end a block early (:class:`embodied.runtime.signals.StopSignal`)."""
 
     def cut_short(self) -> AbstractContextManager[None]:
         """Lets a signal end the block at once with :class:`Stopped`."""

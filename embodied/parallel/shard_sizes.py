@@ -30,7 +30,7 @@ class ShardSizes:
 
     @property
     def largest(self) -> int:
-        """Of what is gathered at one time."""
+        """Size of the largest group of weights that is gathered at one time."""
         return max(self.root, *self.units) if self.units else self.root
 
     def gathered(self, reshard: bool = True) -> int:

@@ -1,4 +1,4 @@
-"""How several processes share one policy and add up their gradients.
+"""Lets several processes share one policy and add up their gradients.
 
 | strategy | a rank holds | after a backward pass | good for |
 |---|---|---|---|
@@ -284,7 +284,7 @@ def shard(policy: nn.Module, fsdp: FsdpConfig, group: Group, device: torch.devic
 
 
 def _set_prefetch(policy: Any, units: Sequence[Any], fsdp: FsdpConfig) -> None:
-    """Says when units are gathered before their turn. By itself, FSDP2 prefetches in the backward pass alone.
+    """Sets which units FSDP2 gathers before their turn. By itself, it prefetches in the backward pass alone.
 
     Only the elements of one list follow each other for certain. What is gathered early and then not used would be
     there in the next pass, with weights of before.
@@ -300,7 +300,7 @@ def _set_prefetch(policy: Any, units: Sequence[Any], fsdp: FsdpConfig) -> None:
 
 
 def _cast_buffers(policy: nn.Module, fsdp: FsdpConfig) -> None:
-    """Casts what is neither trained nor a whole number. FSDP2 itself leaves buffers as they are."""
+    """Casts floating-point buffers to ``mixed_precision.buffer_dtype``; FSDP2 itself leaves buffers as they are."""
     if (name := fsdp.mixed_precision.buffer_dtype) is not None:
         for buffer in policy.buffers():
             if buffer.is_floating_point():

@@ -162,7 +162,7 @@ class Ring:
 
     @property
     def withheld(self) -> bool:
-        """Whether the reader has asked for more than one message, so that some may wait without a bell."""
+        """True if the reader has asked for more than one message, so that some may wait without a bell."""
         return self._ring_at[0] > 0
 
     def hush(self) -> None:
@@ -185,7 +185,7 @@ class Ring:
 
 @dataclass(frozen=True)
 class ChannelHandles:
-    """What a worker needs to open its end; file descriptors are inherited."""
+    """Descriptors and sizes with which a worker opens its end; the descriptors are inherited."""
 
     memory_fd: int
     go_fd: int  # eventfd: there are commands

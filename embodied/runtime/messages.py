@@ -57,7 +57,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class Notice:
-    """What a worker that serves tells besides, for a person."""
+    """A text for a person, from a worker that serves."""
 
     text: str
 
@@ -89,7 +89,7 @@ class Outbox:
         self._messages += messages
 
     def __bool__(self) -> bool:
-        """Whether something is left to send."""
+        """Returns whether something is left to send."""
         return bool(self._messages or self._unsent)
 
     def flush(self) -> bool:

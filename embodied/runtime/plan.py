@@ -75,7 +75,7 @@ def train_plan(
 
 @dataclass(frozen=True)
 class StartOrder:
-    """In which order starts are used.
+    """Order in which starts are used.
 
     Args:
         multiple: starts of a pass through all are a multiple of it; the rest is left out.
@@ -87,7 +87,7 @@ class StartOrder:
     multiple: int = 1
 
     def used(self, pairs: int) -> int:
-        """How many of the starts a pass uses. Raises :class:`ConfigError` if none."""
+        """Returns the number of starts that a pass uses. Raises :class:`ConfigError` if none."""
         if not (used := pairs - pairs % self.multiple):
             raise ConfigError(
                 f"data.drop_last leaves out all {pairs} starts: an iteration takes {self.multiple}",
@@ -102,7 +102,7 @@ class StartOrder:
 
 
 def states_of_training(spec: EnvSpec, held_out: int) -> list[int]:
-    """How many initial states of each task, the first ones, training starts from."""
+    """Returns the number of initial states of each task, the first ones, that training starts from."""
     return [states if states == 1 else states - held_out for states in spec.num_init_states]
 
 

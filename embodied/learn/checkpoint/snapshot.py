@@ -1,4 +1,4 @@
-"""What a checkpoint will hold, before it is written: tensors by name, and meta.json but for the files' sizes."""
+"""Collects the content of a checkpoint before it is written: tensors by name, and meta.json without file sizes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PARTS = ("model", "optimizer", "extra")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A checkpoint that is not written yet: this rank's tensors, and meta.json but for the files' sizes."""
+    """A checkpoint that is not written yet: this rank's tensors, and meta.json without the files' sizes."""
 
     tensors: dict[str, Tensor]
     meta: Meta

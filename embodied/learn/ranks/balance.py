@@ -65,7 +65,7 @@ def _loads(ranks: Tensor, costs: Tensor, size: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Balance:
-    """Where the records of an update are computed. The same on all ranks.
+    """Assigns the records of an update to ranks. The same on all ranks.
 
     Args:
         costs: of the batch's records, int64 [N].
@@ -129,7 +129,7 @@ class Balance:
 
 
 def _exchanged(own: OwnRecords, sent: np.ndarray, counts: np.ndarray, group: Group) -> dict[str, np.ndarray]:
-    """What passes read of this rank's records of a step, [1 + r, …]: a spare one, and those that ranks have sent.
+    """Exchanges records of a step; returns the fields that passes read, [1 + r, …]: a spare record, and those received.
 
     Args:
         sent: rows of ``own`` in the order of the ranks that they go to, int64.

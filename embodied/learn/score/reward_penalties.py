@@ -1,4 +1,4 @@
-"""What is taken from the rewards of an iteration before advantages are made of them: penalties for length and for KL.
+"""Penalties for length and for KL, taken from the rewards of an iteration before advantages are computed.
 
 Penalties are arrays ``[R, V]`` over all rows of the slab; only the rows of records are filled. So it does not matter
 which episodes are compared or trained on afterwards. V rewards a record, as ``algorithm.reward_type`` says.
@@ -50,7 +50,7 @@ class RewardPenalties:
     def __call__(
         self, own: OwnRecords, evaluate: PassEvaluator, size: int, metrics: UpdateMetrics, watch: Watch
     ) -> np.ndarray | None:
-        """What is added to the rewards of this rank's episodes, float32 [R, V]; None if nothing is.
+        """Returns the penalties to add to the rewards of this rank's episodes, float32 [R, V]; None if there are none.
 
         Args:
             size: records of a pass.

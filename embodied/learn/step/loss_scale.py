@@ -50,7 +50,7 @@ class LossScale:
             torch._foreach_mul_(gradients, 1.0 / self.value)  # a power of two unless told otherwise: exact
 
     def overflowed(self, loss: float, norm: float) -> bool:
-        """Whether the scale is the reason for this gradient. If so the scale is halved; leave the update out."""
+        """Returns whether the scale made this gradient overflow. If so the scale is halved; leave the update out."""
         if not self.enabled or math.isfinite(norm) or not math.isfinite(loss) or self.value <= LEAST:
             return False
         self.value, self.good = max(self.value / 2, LEAST), 0

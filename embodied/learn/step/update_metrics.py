@@ -132,7 +132,7 @@ class UpdateMetrics:
 
 
 def add_stats(parts: Sequence[PolicyStats | None]) -> PolicyStats | None:
-    """Their sum; None of none."""
+    """Returns the sum of ``parts``; None if there is none."""
     return functools.reduce(lambda a, b: a + b if a and b else a or b, parts)
 
 
@@ -146,6 +146,6 @@ def _add(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _merged(parts: Sequence[Mapping[str, T]], merge: Callable[[list[T]], T]) -> dict[str, T]:
-    """Of each name that any of ``parts`` has: ``merge`` of the values that there are, in the order of ranks."""
+    """Merges dictionaries by name: ``merge`` of the values that ``parts`` have under it, in the order of ranks."""
     names = dict.fromkeys(name for part in parts for name in part)
     return {name: merge([part[name] for part in parts if name in part]) for name in names}

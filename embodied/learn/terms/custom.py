@@ -1,4 +1,4 @@
-"""Terms of the user's: each a dataclass that ``algorithm.terms`` names by its dotted path.
+"""User-defined terms: each a dataclass that ``algorithm.terms`` names by its dotted path.
 
 Its fields are its options. A field with the name of a key of ``algorithm`` gets that key's value, and a field ``setup``
 the :class:`embodied.learn.terms.term.Setup`. ``docs/how_to/add_a_loss.md`` has an example.

@@ -27,7 +27,7 @@ class Options:
 
 
 class ValueTerm:
-    """Raises ConfigError if the policy has no value head, or one with another number of values.
+    """Value loss. Raises ConfigError if the policy has no value head, or one with another number of values.
 
     The denominator is the number of rewards, whatever ``loss_agg_func`` says of the policy's elements.
     """

@@ -56,5 +56,5 @@ def _await_end(opened: int) -> None:
 
 
 def _carries(pid: int, label: str) -> bool:
-    """Whether a process carries the label; one that has ended and waits to be reaped has no environment."""
+    """Returns whether a process carries the label. One that waits to be reaped has no environment, so it does not."""
     return f"{LABEL}={label}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")

@@ -34,7 +34,7 @@ POLL_S = 0.005
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How an engine is started and watched."""
+    """Start command, environment, time limits and restarts of an inference engine."""
 
     command: tuple[str, ...]  # starts its process
     setup: Mapping[str, Any]  # set-up message from which the process makes the engine (``child/serve.py``)
@@ -83,7 +83,7 @@ class Engine:
 
     @property
     def weights_rest(self) -> bool:
-        """Whether the policy has no weights on its device from :meth:`begin` to :meth:`rest`."""
+        """True if the policy has no weights on its device from :meth:`begin` to :meth:`rest`."""
         return self._weights.rests
 
     def begin(self, sampling: Sampling) -> None:

@@ -19,11 +19,11 @@ RUN = 4096  # numbers that are summed at a time
 
 
 class Weights(Protocol):
-    """Where the policy's own weights are while an engine generates."""
+    """Moves the policy's own weights off the device while an engine generates, or leaves them there."""
 
     @property
     def rests(self) -> bool:
-        """Whether :meth:`rest` takes them away."""
+        """True if :meth:`rest` takes them off the device."""
         ...
 
     def rest(self) -> None:
@@ -34,7 +34,7 @@ class Weights(Protocol):
 
 
 class StayingWeights:
-    """They stay where they are."""
+    """Leaves the policy's weights on their device."""
 
     rests = False
 

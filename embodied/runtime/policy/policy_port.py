@@ -42,7 +42,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Draw:
-    """How the decisions of one rollout are drawn."""
+    """Sampling parameters and random stream of one rollout's decisions."""
 
     sampling: Sampling
     seed: int
@@ -100,7 +100,7 @@ class PolicyPort(Protocol):
 
 @runtime_checkable
 class OffersPort(Protocol):
-    """What stands in the place of a policy and answers through a port of its own, e.g. answers in a file."""
+    """A stand-in for a policy, with a policy port of its own; e.g. answers that are read from a file."""
 
     def port(self, slab: Slab) -> PolicyPort:
         """The port that answers observations in the rows of ``slab``."""

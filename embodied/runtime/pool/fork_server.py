@@ -88,7 +88,7 @@ class ForkServer:
         raise self._failed()
 
     def _serves(self) -> bool:
-        """Whether the server serves. Waits for its first message if that has not come."""
+        """Returns whether the server serves. Waits for its first message if that has not come."""
         server = self._process
         if server.serving is None:
             server.await_serving(self._timeout)

@@ -141,7 +141,7 @@ def _import_env(target: str, kwargs: Mapping[str, Any]) -> None:
 
 
 def hazards() -> str:
-    """What a fork of this process would find broken; empty if nothing."""
+    """Returns what a fork of this process would break, such as threads and open devices; empty if nothing."""
     found = []
     threads = _threads()
     if threads:
@@ -232,7 +232,7 @@ def _fork(control: socket.socket, number: int, fds: Sequence[int]) -> tuple[int,
 
 
 def _become_worker(request: Request, log: int) -> None:
-    """In the child: switch to its own log and its own environment."""
+    """Switch a forked child to its own log and its own environment."""
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)

@@ -51,7 +51,7 @@ class Deadlines:
 
 @dataclass(frozen=True)
 class PoolConfig:
-    """How to start a pool. ``env_kwargs`` are arguments of the env's class; each slot gets an instance of its own."""
+    """Settings of a pool. ``env_kwargs`` are arguments of the env's class; each slot gets an instance of its own."""
 
     num_slots: int
     num_workers: int
@@ -110,7 +110,7 @@ class WorkerProcess:
 
     @property
     def phase(self) -> str | None:
-        """What it should be doing: starting, resetting, stepping, or None while nothing is asked of it."""
+        """Present phase: starting, resetting, stepping; None while nothing is asked of it."""
         if self.facts is None:
             return "starting"
         if not self.pending or self.waits:
@@ -120,7 +120,7 @@ class WorkerProcess:
 
     @property
     def waits(self) -> bool:
-        """Whether a batch can do nothing: some slot in the middle of its episode has no command."""
+        """True if its batch cannot step: some slot in the middle of its episode has no command."""
         return self.batch and not self.resets and len(self.pending) < len(self.in_episode)
 
     @property
@@ -208,7 +208,7 @@ class WorkerProcess:
             self.kill()  # it has reported everything, and closing could hang
 
     def notices(self) -> list[str]:
-        """What it has told besides its answers, since the last call. Does not wait for more."""
+        """Returns its notices since the last call; does not wait for more."""
         told: list[str] = []
         waiting = select.poll()
         waiting.register(self.socket, select.POLLIN)

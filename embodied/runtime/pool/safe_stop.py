@@ -1,4 +1,4 @@
-"""A process beside each worker of a robot, which brings the robot to a stand before its worker is killed.
+"""Guardian: a process beside each worker of a robot, which stops the robot before that worker is killed.
 
     launcher ── setup ──────▶ guardian    it imports the env's class at once: a stop must not wait for imports
     launcher ◀── ready ────── guardian
@@ -39,7 +39,7 @@ from embodied.runtime.pool.placement import START, module_folders
 
 @dataclass(frozen=True)
 class Setup:
-    """What a guardian is told at its start."""
+    """First message to a guardian: the env's class and how to make it."""
 
     env_target: str
     env_kwargs: Mapping[str, Any]

@@ -15,7 +15,7 @@ SAID_LINES = 12  # shown lines of a traceback or log; the log has all of it
 
 
 class Supervisor:
-    """Counts failures.
+    """Counts workers' failures in a row; ends the run after too many.
 
     Args:
         max_restarts: restarts of one worker in a row; the failure after that ends the run. 0: the first does.

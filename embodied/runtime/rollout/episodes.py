@@ -26,7 +26,7 @@ from embodied.types import Episode, EpisodeResult, Lease, Sampling
 
 @dataclass(frozen=True)
 class Job:
-    """How to run a plan.
+    """Settings with which a plan is run.
 
     Args:
         max_steps: step limit of each episode, control steps.
@@ -154,7 +154,7 @@ class Episodes:
 
     @property
     def may_start(self) -> bool:
-        """Whether an episode waits and there are rows for it."""
+        """True if an episode waits and there are rows for it."""
         return bool(self.pending) and self._records.free - self._reserved >= self._rows_needed
 
     def start(self, slot: int, index: int) -> tuple[Command, Video | None, Draws | None]:

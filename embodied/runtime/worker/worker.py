@@ -184,8 +184,8 @@ class Worker:
         return Rounds(batch, spec, slots, names, rows, self._channel.completions, self._next_message)
 
     def _next_message(self) -> Any:
-        """What belongs to a RESET and comes over the socket: the file of its video, then its perturbation. A list has
-        those of one RESET or more."""
+        """Returns the next message to a RESET from the socket: the file of its video, then its perturbation. A list
+        has those of one RESET or more."""
         if not self._messages:
             self._messages.extend(receive(self._launcher))
         return self._messages.popleft()

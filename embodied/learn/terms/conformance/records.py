@@ -66,7 +66,7 @@ class Case:
 
 
 def tensors(seen: Forward) -> Iterator[tuple[str, Tensor]]:
-    """What terms are given in common, so that none may change it."""
+    """Yields the tensors that all terms share, by name: none may change them."""
     yield from (("new", seen.new), ("old", seen.old))
     for name in ("mask", "weights", "advantages", "positive", "drift", "value_targets", "proximal"):
         if (values := getattr(seen.batch, name)) is not None:
@@ -82,7 +82,7 @@ def _like(mask: Tensor, values: Tensor) -> Tensor:
 
 
 def usual_setup() -> Setup:
-    """What a small policy of action tokens with a value head asks of terms: four actions of three numbers."""
+    """Makes the set-up of a small policy of action tokens with a value head: four actions of three numbers."""
     shape = (4, 3)
     decision = {
         "actions": ArraySpec(shape, "float32"), "action_tokens": ArraySpec(shape, "int32"),

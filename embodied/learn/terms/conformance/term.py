@@ -206,7 +206,7 @@ class _Check:
             )  # fmt: skip
 
     def uncounted(self, case: Case) -> None:
-        """What was not executed changes neither loss nor metrics."""
+        """Elements that were not executed change neither loss nor metrics."""
         share = self._called(case, _leaves(case))
         other = self._weighted(case.with_other_values())
         changed = self._called(other, _leaves(other))
@@ -220,7 +220,7 @@ class _Check:
                 )  # fmt: skip
 
     def _repeats(self, case: Case, share: Share) -> bool:
-        """Whether calls give the same again, whatever global generators say."""
+        """Returns whether a second call gives the same, whatever the global generators hold."""
         if share.loss is None:
             return True
         again = [self._value(case, case.leaves, seed) for seed in range(1, 1 + REPEATS)]
@@ -231,7 +231,7 @@ class _Check:
         return 0.0 if loss is None else loss.item()
 
     def _gradients(self, case: Case) -> dict[str, Tensor] | None:
-        """Of the loss by all that the policy gives; None of a term that only measures."""
+        """Returns the gradients of the loss by the policy's outputs; None for a term that only measures."""
         leaves = _leaves(case)
         loss = self._called(case, leaves).loss
         if loss is None:

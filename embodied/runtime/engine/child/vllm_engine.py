@@ -35,7 +35,7 @@ def make(setup: dict[str, Any]) -> VLLM:
 
 
 class VLLM:
-    """See :class:`serve.Engine`."""
+    """Drives vLLM's ``LLMEngine`` as a :class:`serve.Engine`."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
         self.version = f"vllm {vllm.__version__}"
