@@ -48,7 +48,7 @@ class Acting:
         return nullcontext()
 
     def evaluated(self) -> AbstractContextManager[None]:
-        """Within it :attr:`policy` has the weights that the policy that learns has."""
+        """Within it :attr:`policy` has the weights of the policy that learns."""
         return nullcontext()
 
     def state_dict(self) -> dict[str, Any]:

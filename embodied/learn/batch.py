@@ -43,7 +43,7 @@ class Batch:
 
 
 def counts_of(arrays: Mapping[str, np.ndarray], rows: np.ndarray) -> Counts:
-    """Reads how much of each decision in ``rows`` int64 [n] has happened."""
+    """Reads executed control steps and lengths of the decisions in ``rows`` int64 [n]."""
     steps = torch.from_numpy(arrays["num_steps"][rows]).long()
     return Counts(steps, torch.from_numpy(arrays["length"][rows]).long() if "length" in arrays else None)
 

@@ -77,7 +77,7 @@ class Totals:
 
 @dataclass
 class Cloner(Stepping):
-    """Owns optimizer and weight version; the policy is shared with the evaluation.
+    """Trains on demonstrations: owns optimizer and weight version, shares the policy with the evaluation.
 
     Args:
         env: whose observations the demonstrations have; their instructions may be others.

@@ -41,7 +41,7 @@ from embodied.types import EnvSpec, EpisodeResult, Sampling, Start
 
 @dataclass
 class Trainer(Stepping):
-    """Owns optimizer, weight version and what acts (:attr:`acting`), which usually is the policy itself.
+    """Owns optimizer, weight version and the acting policy (:attr:`acting`), usually the learning policy itself.
 
     Args:
         max_steps: longest possible episode, control steps (the constant of ``seq-mean-token-sum-norm``).

@@ -138,12 +138,12 @@ class Group:
 
     @property
     def share_note(self) -> str:
-        """`` (rank 1)``, beside a count that is this process's alone; empty in a group of one."""
+        """Note beside a count of this process alone, such as `` (rank 1)``; empty in a group of one."""
         return f" (rank {self.rank})" if self.size > 1 else ""
 
     @property
     def name(self) -> str:
-        """``rank 1: ``, with which its lines begin; empty in a group of one."""
+        """Prefix of this process's lines, such as ``rank 1: ``; empty in a group of one."""
         return f"{self._called} {self.rank}: " if self.size > 1 else ""
 
     def call(self, name: str) -> None:

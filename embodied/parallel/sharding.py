@@ -148,7 +148,7 @@ class Shards(Replicas):
 
 
 class Planned(Replicas):
-    """Says how a policy without memory would be shared, for a dry run. No process is connected."""
+    """Describes how a policy without memory would be shared, for a dry run. No process is connected."""
 
     units = 0  # fsdp2: how many
 

@@ -195,7 +195,7 @@ class ChannelHandles:
 
 
 class Channel:
-    """Both rings to one worker. ``create`` in the rollout process, ``open`` in the worker."""
+    """Command and completion rings of one worker. ``create`` in the rollout process, ``open`` in the worker."""
 
     def __init__(self, handles: ChannelHandles) -> None:
         self.handles = handles

@@ -42,7 +42,7 @@ def runtime_fields(num_action_chunks: int) -> dict[str, ArraySpec]:
 
 
 def info_fields(names: Iterable[str]) -> dict[str, ArraySpec]:
-    """The fields for what control steps tell beside their reward (``EnvSpec.info``)."""
+    """The fields for values that control steps report beside their reward (``EnvSpec.info``)."""
     return {f"{INFO}{name}": ArraySpec((), "int64") for name in names}
 
 

@@ -81,7 +81,7 @@ class Checkpoints:
         return sorted((path for path in found if (path / "meta.json").is_file()), key=place)
 
     def save(self, learner: Learner, iteration: int, run_ids: Mapping[str, str] | None = None, steps: int = 0) -> Path:
-        """Save what ``learner`` is now and delete the oldest checkpoints beyond ``max_keep``.
+        """Save the state of ``learner`` and delete the oldest checkpoints beyond ``max_keep``.
 
         With ``async_save`` it returns as soon as a copy was taken and the writing before this one has ended.
 
@@ -104,7 +104,7 @@ class Checkpoints:
         return self._path(snapshot.meta)
 
     def keep(self, learner: Learner, iteration: int, run_ids: Mapping[str, str] | None = None) -> None:
-        """Copy what ``learner`` is now to host memory, for :meth:`save_kept`; without ``async_save`` nothing is copied.
+        """Copy the state of ``learner`` to host memory, for :meth:`save_kept`; nothing without ``async_save``.
 
         Raises:
             CheckpointError: as :meth:`wait`.

@@ -67,7 +67,7 @@ def load(path: Path, policy: Policy, say: Callable[[str], None] | None = None) -
 
 
 def resume(path: Path, learner: Learner, contents: Sequence[str] = PARTS) -> Meta:
-    """Make ``learner`` and this process's random generators what they were when the checkpoint was saved.
+    """Restore ``learner`` and this process's random generators to the state that the checkpoint holds.
 
     A rank that the saving run did not have keeps its generators. All ranks call it; if one fails, all do. ``path`` must
     be one folder for all of them, on several machines of a shared file system: rank 0 alone compares checksums.

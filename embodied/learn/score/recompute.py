@@ -27,7 +27,7 @@ from embodied.types import OUTSIDE, Evaluation
 
 
 class Recomputer:
-    """Recomputes what a decision recorded and the trained network says, too.
+    """Recomputes recorded log-probs with the trained network.
 
     Args:
         with_values: also the values.
@@ -40,7 +40,7 @@ class Recomputer:
         self, own: OwnRecords, ranks: Tensor, chosen: Tensor, rows: np.ndarray, evaluate: PassEvaluator, size: int,
         metrics: UpdateMetrics, watch: Watch,
     ) -> OwnRecords:  # fmt: skip
-        """The records with what the network says in place of what they recorded. All ranks call it.
+        """Returns the records with recomputed values in place of the recorded ones. All ranks call it.
 
         Args:
             ranks: the rank of each of n records, int64 [n].

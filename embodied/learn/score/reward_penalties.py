@@ -107,7 +107,7 @@ def overlong(
 
 
 def longest(spec: PolicySpec, max_steps: int, most: int | None) -> int:
-    """The length that an episode may have: control steps, or tokens if its decisions are texts.
+    """Returns the most that an episode may take: control steps, or tokens if its decisions are texts.
 
     Args:
         max_steps: most control steps of an episode, each of them an answer if the decisions are texts.

@@ -60,7 +60,7 @@ class UpdateMetrics:
         return total / count if count else None
 
     def begin_batch(self) -> None:
-        """Forget what was measured of the optimizer batch before."""
+        """Forget the measurements of the optimizer batch before."""
         self.batch_stats = None
 
     def add(self, shares: Iterable[Share]) -> None:
@@ -81,7 +81,7 @@ class UpdateMetrics:
         self.per_step[name] = self.per_step.get(name, 0.0) + value
 
     def add_step(self, taken: Taken) -> None:
-        """Add what became of the optimizer batch in progress."""
+        """Add the outcome of the optimizer batch in progress."""
         if taken.outcome == Outcome.ABANDONED:
             return
         self.batches += 1

@@ -42,7 +42,7 @@ def _make(key: str, block: Mapping[str, Any], setup: Setup) -> Term:
 
 
 def check_members(term: Any, name: str) -> None:
-    """Refuses what has not all that a term has. Raises ConfigError."""
+    """Checks that an object has all members of a term. Raises ConfigError."""
     lacking = [member for member in ATTRIBUTES if not hasattr(term, member)]
     lacking += [member for member in METHODS if not callable(getattr(term, member, None))]
     if lacking:

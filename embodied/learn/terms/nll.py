@@ -1,4 +1,4 @@
-"""−log-prob of what was demonstrated: the loss of supervised training."""
+"""−log-prob of demonstrated decisions: the loss of supervised training."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ class Evidence:
 
 
 def remedy(kept: str) -> str:
-    """Returns the part of a fix that leads to what was compared."""
+    """Returns the end of a fix: where the compared values are kept, or which key keeps them."""
     return kept or f"{KEY}=FOLDER keeps what was compared"
 
 

@@ -27,10 +27,10 @@ class Weights(Protocol):
         ...
 
     def rest(self) -> None:
-        """Free the device of them. They are not used until :meth:`wake`."""
+        """Move the weights off the device, if :attr:`rests`. They are not used until :meth:`wake`."""
 
     def wake(self) -> None:
-        """Bring them back, if they rest."""
+        """Move the weights back, if they were moved."""
 
 
 class StayingWeights:

@@ -29,7 +29,7 @@ class Supervisor:
         self.total = 0  # failures that were survived
 
     def noticed(self, notices: Sequence[str]) -> None:
-        """Say what workers told besides their answers: the first of it, as the others tell the same."""
+        """Print the first notice of a worker; the other workers tell the same."""
         if notices and not self._noticed:
             self._noticed = True
             self._say(notices[0])

@@ -65,10 +65,10 @@ class Engine(Protocol):
         ...
 
     def sleep(self) -> None:
-        """Free the memory of the device, without forgetting the weights."""
+        """Free the device's memory; the weights are kept."""
 
     def wake(self) -> None:
-        """Take that memory again."""
+        """Take the device memory again that :meth:`sleep` has freed."""
 
 
 class Server:
