@@ -238,7 +238,7 @@ class Cloner(Stepping):
         return self.config.actor.micro_batch_size
 
     def _optimizer_batch(self, samples: SampleSource, chosen: np.ndarray) -> OptimizerBatch:
-        """Masks and weights of the samples ``chosen`` int64 [n]."""
+        """Makes the optimizer batch of the samples ``chosen`` int64 [n], with masks and weights."""
         steps = torch.from_numpy(samples.mask(chosen).sum(axis=1))
         counts = self._imitation.counts(steps, lambda: torch.from_numpy(samples.batch(chosen)["actions"]))
         made = demonstrated(counts, self._imitation.mask(counts))

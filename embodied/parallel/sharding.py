@@ -216,7 +216,7 @@ def strategy_of(
 
 
 def _without_effect(fsdp: FsdpConfig) -> list[str]:
-    """Says which keys are of fsdp2 alone, where each process holds all of the policy."""
+    """Names the keys without effect: those of fsdp2, where each process holds all of the policy."""
     given, usual = fsdp.model_dump(), FsdpConfig().model_dump()
     keys = [f"actor.fsdp_config.{name}" for name in OF_SHARDS if given[name] != usual[name]]
     return [f"without effect, as each process holds the whole policy: {', '.join(keys)}"] if keys else []

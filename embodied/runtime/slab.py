@@ -69,7 +69,7 @@ def available_memory() -> int:
 
 
 class Slab:
-    """``arrays[name]`` is [R, *shape]; a row is ``{name: arrays[name][r]}``, all of it views of one shared memory.
+    """Arrays of R rows in one shared memory: ``arrays[name]`` is [R, *shape], a row is ``{name: arrays[name][r]}``.
 
     Example:
         >>> slab = Slab.create({"state": ArraySpec((8,), "float32")}, rows=4)

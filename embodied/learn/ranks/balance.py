@@ -24,7 +24,7 @@ from embodied.protocols import CountsTokens
 
 
 def placed(ranks: Tensor, costs: Tensor, size: int) -> Tensor:
-    """Says which of ``size`` ranks computes each of n records, int64 [n]: the dearest first, each onto the rank that
+    """Returns which of ``size`` ranks computes each of n records, int64 [n]: dearest first, each onto the rank that
     has the least (Graham's rule). A record stays where that leaves its rank at the mean or below.
 
     Args:

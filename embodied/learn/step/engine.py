@@ -186,7 +186,7 @@ class Stepping:
         return self.engine.weight_version
 
     def evaluated(self) -> AbstractContextManager[None]:
-        """See :meth:`Engine.evaluated`."""
+        """Gives the policy the weights that are evaluated within it; see :meth:`StepEngine.evaluated`."""
         return self.engine.evaluated()
 
 

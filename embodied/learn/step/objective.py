@@ -79,7 +79,7 @@ class Objective:
         return self
 
     def optimizer_batch(self, batch: Batch, chosen: Tensor) -> OptimizerBatch:
-        """Masks and weights of the records ``chosen`` int64 [n]."""
+        """Makes the optimizer batch of the records ``chosen`` int64 [n], with masks and weights."""
         counts, ids = batch.counts.at(chosen), batch.sequence_ids[chosen]
         mask = self.layout.mask(counts, self._level)
         if batch.shared is not None:

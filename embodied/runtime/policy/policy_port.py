@@ -65,7 +65,7 @@ class PolicyPort(Protocol):
         ...
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Take requests on, in the order in which they are best answered."""
+        """Accept requests, in the order in which they are best answered."""
         ...
 
     def poll(self) -> list[Request]:

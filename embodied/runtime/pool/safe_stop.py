@@ -151,7 +151,7 @@ class Worker(NamedTuple):
 
 
 def main() -> int:
-    """Serves one launcher. Returns the exit status."""
+    """Runs the guardian of one launcher; returns the exit status."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     launcher = socket.socket(fileno=int(sys.argv[2]))

@@ -43,7 +43,7 @@ call of the policy takes longer."""
 
 
 class Singles:
-    """Serves the commands of slots that have an env each, one after another."""
+    """Serves the commands of slots with one env each, one after another."""
 
     def __init__(
         self, envs: Mapping[int, tuple[Env, Slot]], rows: WorkerRows, completions: Ring, next_message: Callable[[], Any]

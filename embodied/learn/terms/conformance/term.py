@@ -86,7 +86,7 @@ class _Check:
         return replace(case, batch=replace(case.batch, of_terms=(weights,)))
 
     def share(self, case: Case) -> None:
-        """Type, shape and numbers of a share, and what it leaves of what it was given."""
+        """A share has the right type, shape and finite numbers; its inputs are unchanged."""
         seen = case.forward(_leaves(case))
         before = [(name, values.detach().clone()) for name, values in tensors(seen)]
         share = self._call(seen)
@@ -115,7 +115,7 @@ class _Check:
             )  # fmt: skip
 
     def _measured(self, share: Share) -> None:
-        """Names and shapes of the metrics."""
+        """Metrics have declared names and the right shapes."""
         kinds = {"means": (share.means, (2,)), "largest": (share.largest, ()), "per_batch": (share.per_batch, ())}
         for kind, (values, shape) in kinds.items():
             for name, value in values.items():
