@@ -296,7 +296,7 @@ def _set_prefetch(policy: Any, units: Sequence[Any], fsdp: FsdpConfig) -> None:
                 layer.set_modules_to_forward_prefetch([following])
     if fsdp.backward_prefetch in (False, "post", "backward_post"):
         for unit in (*units, policy):
-            unit.set_modules_to_backward_prefetch([unit])  # its own weights, there by then: nothing is gathered early
+            unit.set_modules_to_backward_prefetch([unit])  # prefetches itself, which is there by then: no prefetch
 
 
 def _cast_buffers(policy: nn.Module, fsdp: FsdpConfig) -> None:
