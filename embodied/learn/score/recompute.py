@@ -27,7 +27,7 @@ from embodied.types import OUTSIDE, Evaluation
 
 
 class Recomputer:
-    """Recomputes recorded log-probs with the trained network.
+    """Recomputes recorded log-probs, and values if asked, with the trained network.
 
     Args:
         with_values: also the values.
@@ -40,7 +40,7 @@ class Recomputer:
         self, own: OwnRecords, ranks: Tensor, chosen: Tensor, rows: np.ndarray, evaluate: PassEvaluator, size: int,
         metrics: UpdateMetrics, watch: Watch,
     ) -> OwnRecords:  # fmt: skip
-        """Returns the records with recomputed values in place of the recorded ones. All ranks call it.
+        """Returns the records with log-probs (and values) recomputed. All ranks call it.
 
         Args:
             ranks: the rank of each of n records, int64 [n].
