@@ -1,4 +1,4 @@
-"""The weights that act in training rollouts, where they may be older than those that learn.
+"""Chooses the weights that act in training rollouts; they may be older than those that learn.
 
 | configuration | rollout ``i`` acts with the weights after | which stand in |
 |---|---|---|
@@ -28,7 +28,7 @@ from embodied.protocols import HasExtraState, Policy
 
 
 class Acting:
-    """What acts: the policy that learns, with its present weights.
+    """The policy that acts: the one that learns, with its present weights.
 
     Attributes:
         policy: the module that acts.
@@ -48,11 +48,11 @@ class Acting:
         return nullcontext()
 
     def evaluated(self) -> AbstractContextManager[None]:
-        """Within it :attr:`policy` has the weights that the policy that learns has."""
+        """Within it :attr:`policy` has the weights of the policy that learns."""
         return nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a rollout depends on beside the policy that learns, for checkpoints: numbers and tensors (not copies) by
+        """Returns a rollout's state beside the policy that learns, for checkpoints: numbers and tensors (not copies) by
         name. Which names there are is a function of the configuration."""
         return {}
 
@@ -133,7 +133,7 @@ class Apart(Exchanged):
 
 
 def make_acting(policy: Policy, max_staleness: int, interval: int) -> Acting:
-    """Makes what acts beside ``policy``, which learns.
+    """Makes the acting policy for ``policy``, which learns.
 
     Args:
         max_staleness: ``algorithm.max_staleness``.
@@ -188,7 +188,7 @@ def _reached(value: object) -> Iterator[object]:
 
 
 def _referred(one: object) -> list[Any]:
-    """What one value refers to."""
+    """Returns the objects that one value refers to."""
     if isinstance(one, types.FunctionType):
         return [*(one.__closure__ or ()), *(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values()]
     if isinstance(one, types.CellType):

@@ -28,13 +28,13 @@ class Batch:
     rows: np.ndarray  # int64 [N], rows of the slab of the rank that has the record
     ranks: Tensor  # int64 [N], that rank
     sequence_ids: Tensor  # int64 [N], index of the record's episode in the plan
-    counts: Counts  # of each record: executed control steps, and lengths if its elements have them
+    counts: Counts  # executed control steps of each record, and lengths if its elements have them
     advantages: Tensor  # float32 [N, V]
     positive: Tensor  # bool [N], the record's episode has a return above 0
     versions: Tensor  # int64 [N], version of the weights that acted
     groups: Advantages  # largest advantage of each episode, and which groups have none
     value_targets: Tensor | None  # float32 [N, V], what the value head should have said; None if none is trained
-    explained_variance: float | None  # of the values at action time; None without values, or if targets are all equal
+    explained_variance: float | None  # fit of values at action time; None without values, or if all targets are equal
     proximal: Tensor | None = None  # float32 [N, M₀], log-probs when the update began; None if no term reads them here
     shared: Tensor | None = None  # int64 [N], first elements that do not count (min_filter_prefix_tokens); None: all do
 
@@ -43,7 +43,7 @@ class Batch:
 
 
 def counts_of(arrays: Mapping[str, np.ndarray], rows: np.ndarray) -> Counts:
-    """Reads how much of each decision in ``rows`` int64 [n] has happened."""
+    """Reads executed control steps and lengths of the decisions in ``rows`` int64 [n]."""
     steps = torch.from_numpy(arrays["num_steps"][rows]).long()
     return Counts(steps, torch.from_numpy(arrays["length"][rows]).long() if "length" in arrays else None)
 

@@ -1,4 +1,4 @@
-"""Behaviour cloning: the tokens of demonstrated chunks are made likely.
+"""Behaviour cloning: raises the likelihood of demonstrated chunks' tokens.
 
     loss of an optimizer step = − Σ log p(token | observation) / number of tokens that count
 
@@ -77,7 +77,7 @@ class Totals:
 
 @dataclass
 class Cloner(Stepping):
-    """Owns optimizer and weight version; the policy is shared with the evaluation.
+    """Trains on demonstrations: owns optimizer and weight version, shares the policy with the evaluation.
 
     Args:
         env: whose observations the demonstrations have; their instructions may be others.
@@ -116,7 +116,7 @@ class Cloner(Stepping):
         self.notes += self._cut_answers()
 
     def _cut_answers(self) -> list[str]:
-        """What to tell of texts that do not fit, of some of the demonstrated ones.
+        """Returns warnings about texts that do not fit, found among some of the demonstrated ones.
 
         Raises:
             SpecMismatchError: the policy cannot write one of them.
@@ -139,14 +139,13 @@ class Cloner(Stepping):
         return self._totals.done
 
     def state_dict(self) -> dict[str, Any]:
-        """What a step depends on beside policy and optimizer, for checkpoints: also of one in the midst of an
-        iteration."""
+        """Returns a step's state beside policy and optimizer, for checkpoints, also in the midst of an iteration."""
         return {**self.engine.state_dict(), "totals": asdict(self._totals)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of :meth:`state_dict`."""
         self.engine.load_state_dict(state)
-        self._totals = Totals(**state.get("totals", {}))  # which checkpoints of earlier versions do not have
+        self._totals = Totals(**state.get("totals", {}))  # checkpoints of earlier versions have none
 
     def bind(self) -> None:
         """Give the policy the demonstrations' instructions. An evaluation gives it those of its env."""
@@ -198,7 +197,7 @@ class Cloner(Stepping):
 
     def _step(self, step: int, size: int, passed: Passed, read: Ahead) -> None:
         seed = self.config.runner.seed
-        torch.manual_seed(generator_seed(seed, Stream.DROPOUT, step) + self.engine.parallel.world.rank)  # of dropout
+        torch.manual_seed(generator_seed(seed, Stream.DROPOUT, step) + self.engine.parallel.world.rank)
         places, chosen = np.arange(step * size, (step + 1) * size), self._chosen(step, size)
         whole = self._optimizer_batch(self.samples, chosen)
 
@@ -239,7 +238,7 @@ class Cloner(Stepping):
         return self.config.actor.micro_batch_size
 
     def _optimizer_batch(self, samples: SampleSource, chosen: np.ndarray) -> OptimizerBatch:
-        """Masks and weights of the samples ``chosen`` int64 [n]."""
+        """Makes the optimizer batch of the samples ``chosen`` int64 [n], with masks and weights."""
         steps = torch.from_numpy(samples.mask(chosen).sum(axis=1))
         counts = self._imitation.counts(steps, lambda: torch.from_numpy(samples.batch(chosen)["actions"]))
         made = demonstrated(counts, self._imitation.mask(counts))
@@ -249,7 +248,7 @@ class Cloner(Stepping):
         self, whole: OptimizerBatch, part: np.ndarray, chosen: np.ndarray, places: np.ndarray,
         batch: Batch | None = None,
     ) -> Tensor:  # fmt: skip
-        """What the samples ``part`` int64 [m] of a step add to its loss, [].
+        """Returns the share of the samples ``part`` int64 [m] of a step in its loss, [].
 
         Args:
             chosen: the samples of the step, int64 [n].

@@ -1,4 +1,4 @@
-"""What a policy says of demonstrated decisions: log-probs of the tokens that stand for the actions, or a loss.
+"""Scores demonstrated decisions with a policy: log-probs of the tokens that stand for the actions, or a loss.
 
 A policy of tokens offers ``encode_actions`` (:class:`embodied.protocols.Clonable`), and its log-probs are taken one by
 one. Any other offers ``demonstration_loss`` (:class:`embodied.protocols.HasDemonstrationLoss`), a loss of each action;
@@ -26,7 +26,7 @@ WRITE = "demonstration_loss(records, actions, noise) (embodied.protocols.HasDemo
 
 
 class Imitation(Protocol):
-    """How one policy is asked. M elements of a decision count or do not."""
+    """Scores demonstrated decisions with one policy. A decision has M elements, of which some count."""
 
     @property
     def length_axis(self) -> int | None:
@@ -38,7 +38,7 @@ class Imitation(Protocol):
         ...
 
     def counts(self, steps: Tensor, actions: Callable[[], Tensor]) -> Counts:
-        """How much of n decisions counts.
+        """Returns the control steps and lengths of n decisions that count.
 
         Args:
             steps: actions of each that were taken, int64 [n].
@@ -47,7 +47,7 @@ class Imitation(Protocol):
         ...
 
     def mask(self, counts: Counts) -> Tensor:
-        """Which elements count: bool [n, M]."""
+        """Returns the mask of elements that count, bool [n, M]."""
         ...
 
     def logprobs(
@@ -61,7 +61,7 @@ class Imitation(Protocol):
         ...
 
     def likeliest(self, records: Mapping[str, Tensor], encoded: Mapping[str, Tensor]) -> Tensor | None:
-        """Which of the demonstrated tokens the policy itself would choose, bool [m, M]; None of continuous actions."""
+        """Returns where the policy would choose the demonstrated token, bool [m, M]; None with continuous actions."""
         ...
 
 
@@ -80,7 +80,7 @@ def make_imitation(policy: Policy, seed: int) -> Imitation:
 
 
 class Tokens:
-    """By the log-probs of the tokens that :meth:`embodied.protocols.Clonable.encode_actions` gives."""
+    """Scores with the log-probs of the tokens that :meth:`embodied.protocols.Clonable.encode_actions` gives."""
 
     def __init__(self, policy: Policy) -> None:
         name, spec = type(policy).__name__, policy.spec
@@ -131,7 +131,7 @@ class Tokens:
 
 
 class Losses:
-    """By the policy's own loss of each action. A decision has K elements."""
+    """Scores with the policy's own loss of each action. A decision has K elements."""
 
     length_axis = None
 

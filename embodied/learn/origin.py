@@ -1,4 +1,4 @@
-"""Where a checkpoint's policy comes from: what builds it, and the env that it was trained for.
+"""Origin of a checkpoint's policy: the class or function that builds it, and the env that it was trained for.
 
 With it a folder is enough: :func:`restore` builds the policy, gives it its weights, and binds it to the env's spec. No
 simulator is needed, and no configuration of the run.
@@ -32,7 +32,7 @@ from embodied.types import EnvSpec
 
 @dataclass(frozen=True)
 class Simulator:
-    """What a run's workers made to simulate its env."""
+    """Class, arguments and interpreter with which a run's workers simulated its env."""
 
     target: str  # dotted path of the env's class
     kwargs: Mapping[str, Any]  # its keyword arguments, values of JSON
@@ -41,17 +41,17 @@ class Simulator:
 
 @dataclass(frozen=True)
 class Origin:
-    """What a run knows of its policy before it trains."""
+    """Builder, arguments and seed of a run's policy before training, and its env."""
 
     target: str  # dotted path of the class or function that builds the policy
     kwargs: Mapping[str, Any]  # its keyword arguments, values of JSON
     freeze_patterns: tuple[str, ...]  # parameters that are not trained, nor saved
-    seed: int  # of the global generators when it was built
+    seed: int  # seed of the global generators when the policy was built
     env: EnvSpec
     simulator: Simulator | None = None  # None: written by a version that did not say it
 
     def as_json(self) -> dict[str, Any]:
-        """For ``meta.json``."""
+        """Returns it as ``meta.json`` holds it."""
         made = {"_target_": self.target, "kwargs": dict(self.kwargs), "freeze_patterns": list(self.freeze_patterns)}
         simulated = {} if self.simulator is None else {"simulator": asdict(self.simulator)}
         return {"policy": {**made, "seed": self.seed}, "env": to_json(self.env), **simulated}

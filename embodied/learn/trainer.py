@@ -41,7 +41,7 @@ from embodied.types import EnvSpec, EpisodeResult, Sampling, Start
 
 @dataclass
 class Trainer(Stepping):
-    """Owns optimizer, weight version and what acts (:attr:`acting`), which usually is the policy itself.
+    """Owns optimizer, weight version and the acting policy (:attr:`acting`), usually the learning policy itself.
 
     Args:
         max_steps: longest possible episode, control steps (the constant of ``seq-mean-token-sum-norm``).
@@ -69,7 +69,7 @@ class Trainer(Stepping):
     iterations: int = 1
     peak_flops: float | None = None
     samples: int = field(default=0, init=False)  # records that the last update trained on, once an epoch
-    flops: float = field(default=0.0, init=False)  # of that; 0 if the policy does not say
+    flops: float = field(default=0.0, init=False)  # FLOPs of that update; 0 if the policy does not count them
     parallel: Parallel | None = None
     max_tokens: int | None = None
     recompute_logprobs: bool = False
@@ -100,12 +100,12 @@ class Trainer(Stepping):
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
-        """See :meth:`Engine.evaluated`; what acts has these weights, too."""
+        """Gives learner and acting policy the weights that are evaluated (:meth:`StepEngine.evaluated`) within it."""
         with super().evaluated(), self.acting.evaluated():
             yield
 
     def begin_rollout(self, iteration: int) -> None:
-        """Gives what acts the present weights, if they are due for the rollout of ``iteration``."""
+        """Gives the acting policy the present weights, if they are due for the rollout of ``iteration``."""
         self.acting.begin(iteration, self.weight_version)
 
     def update(
@@ -156,7 +156,7 @@ class Trainer(Stepping):
         return metrics.metrics() | self._state_metrics(metrics, batch, len(results)), batch
 
     def _state_metrics(self, metrics: UpdateMetrics, batch: Batch, episodes: int) -> dict[str, float]:
-        """What is said of the trainer after an update. The adaptive weight of the KL is moved here."""
+        """Returns metrics of the trainer's state after an update; also adapts the weight of the KL."""
         found: dict[str, float] = {"train/lr": self.engine.lr, "train/weight_version": self.weight_version}
         if (kl := metrics.mean("train/kl_reference")) is not None:
             found["train/kl_beta"] = self._kl_coefficient.value
@@ -168,7 +168,7 @@ class Trainer(Stepping):
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """What an update depends on beside policy and optimizer, for checkpoints (embodied/learn/checkpoint/state.py):
+        """Returns an update's state beside policy and optimizer, for checkpoints (embodied/learn/checkpoint/state.py):
         numbers and tensors (not copies) by name. Which names there are is a function of the configuration."""
         state: dict[str, Any] = {
             **self.engine.state_dict(), **self.acting.state_dict(), "kl_beta": self._kl_coefficient.value,
@@ -183,7 +183,7 @@ class Trainer(Stepping):
         self.engine.load_state_dict(state)
         self.acting.load_state_dict(state, self.weight_version)
         self._kl_coefficient.value = float(state["kl_beta"])
-        self.unlogged = dict(state.get("unlogged", {}))  # which checkpoints of earlier versions do not have
+        self.unlogged = dict(state.get("unlogged", {}))  # checkpoints of earlier versions have none
         if self._kept_reference is not None:
             self._kept_reference.load_state_dict(under("reference", state))
 
@@ -279,7 +279,7 @@ class Trainer(Stepping):
         return taken.outcome != Outcome.ABANDONED
 
     def _check_gradients(self, metrics: UpdateMetrics) -> bool:
-        """Whether the gradients of an optimizer batch, summed over ranks, may be applied."""
+        """Returns whether the gradients of an optimizer batch, summed over ranks, may be applied."""
         if self._warming_up:
             drop_gradients_beside_value_head(self.policy)
         return not self._too_far(metrics)
@@ -310,7 +310,7 @@ class Trainer(Stepping):
         return 0.0
 
     def _too_far(self, metrics: UpdateMetrics) -> bool:
-        """Whether the optimizer batch in progress has a mean ratio beyond ``early_stop_imp_ratio``."""
+        """Returns whether the optimizer batch in progress has a mean ratio beyond ``early_stop_imp_ratio``."""
         limit = self.algorithm.early_stop_imp_ratio
         if limit is None:
             return False
@@ -341,10 +341,10 @@ class Trainer(Stepping):
 
     @property
     def _has_value(self) -> bool:
-        """Whether a value head is trained."""
+        """True if a value head is trained."""
         return Need.VALUES in self._objective.needs
 
     @property
     def _warming_up(self) -> bool:
-        """Whether the next optimizer step trains the value head alone."""
+        """True while optimizer steps train the value head alone."""
         return self._has_value and self.weight_version < self.algorithm.critic_warmup_steps

@@ -1,4 +1,4 @@
-"""How long work is watched while it runs: it reports how far it is, and is told whether to go on."""
+"""Watches long work: it reports its progress after each pass, and is told whether to go on."""
 
 from __future__ import annotations
 

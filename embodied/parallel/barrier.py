@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Interruptible(Protocol):
-    """What a stop signal offers here (:class:`embodied.runtime.signals.StopSignal`)."""
+    """A stop signal that may end a block early (:class:`embodied.runtime.signals.StopSignal`)."""
 
     def cut_short(self) -> AbstractContextManager[None]:
         """Lets a signal end the block at once with :class:`Stopped`."""
@@ -24,7 +24,7 @@ def gather_shares(
     group: Group, stop: Interruptible, work: Callable[[], T], ended: Callable[[], None],
     waiting: Callable[[], AbstractContextManager[object]],
 ) -> list[T]:  # fmt: skip
-    """Runs ``work`` in every process; returns what it gave in each, by rank.
+    """Runs ``work`` in every process; returns the results by rank.
 
     Args:
         stop: held by the caller. A signal ends ``work`` in the process where it comes.

@@ -133,17 +133,17 @@ class Group:
 
     @property
     def speaks(self) -> bool:
-        """Whether this process prints its errors. Before the processes connect, all of a machine have the same ones."""
+        """True if this process prints its errors. Before the processes connect, all of a machine have the same ones."""
         return self._was_connected or self.local_rank == 0
 
     @property
     def share_note(self) -> str:
-        """`` (rank 1)``, beside a count that is this process's alone; empty in a group of one."""
+        """Note beside a count of this process alone, such as `` (rank 1)``; empty in a group of one."""
         return f" (rank {self.rank})" if self.size > 1 else ""
 
     @property
     def name(self) -> str:
-        """``rank 1: ``, with which its lines begin; empty in a group of one."""
+        """Prefix of this process's lines, such as ``rank 1: ``; empty in a group of one."""
         return f"{self._called} {self.rank}: " if self.size > 1 else ""
 
     def call(self, name: str) -> None:
@@ -225,7 +225,7 @@ class Group:
         return values
 
     def any(self, flag: bool) -> bool:
-        """Whether ``flag`` is true in any process."""
+        """Returns whether ``flag`` is true in any process."""
         return any(self.gather(flag))
 
     def add(self, value: float) -> float:
@@ -325,7 +325,7 @@ def _collective(group: Group) -> Iterator[None]:
 
 
 def lost_rank(error: BaseException) -> bool:
-    """Whether ``error`` only says that another rank is gone or late."""
+    """Returns whether ``error`` only says that another rank is gone or late."""
     if isinstance(error, RankError):
         return True
     return isinstance(error, RuntimeError) and any(word in str(error) for word in LOST)

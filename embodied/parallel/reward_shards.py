@@ -1,4 +1,4 @@
-"""A reward model of which each of several processes holds a part (``reward.model.strategy`` fsdp2).
+"""Shares a reward model out over processes, each of which holds a part (``reward.model.strategy`` fsdp2).
 
     rollouts of all processes end ─▶ batches of each ─▶ the most of them ─▶ as many passes in each ─▶ scores
 
@@ -84,12 +84,12 @@ def check_can_shard(model: RewardModel) -> ScoresInPasses:
 
 
 def units_in(model: ScoresInPasses, min_num_params: int) -> int:
-    """Returns into how many units a model would be shared out."""
+    """Returns the number of units into which a model would be shared out."""
     return 1 + len(units_of(model.network, _wrap(min_num_params)))
 
 
 def shares_text(processes: int, units: int) -> str:
-    """Returns what is said of it on the console."""
+    """Returns the console's words for a model that is shared out."""
     return f"{processes}, each with its part of it (fsdp2, {units} units)"
 
 

@@ -1,4 +1,4 @@
-"""Whether all ranks hold the same weights."""
+"""Checks that all ranks hold the same weights."""
 
 from __future__ import annotations
 

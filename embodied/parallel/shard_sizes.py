@@ -12,14 +12,14 @@ from embodied.schema import FsdpConfig
 
 
 class Weight(Protocol):
-    """A weight of torch."""
+    """A parameter of torch, as far as it is read here."""
 
     requires_grad: bool
 
 
 @dataclass(frozen=True)
 class ShardSizes:
-    """Sizes of whole weights, by what gathers them."""
+    """Total sizes of the weights in each unit, which are gathered together, and of those in none."""
 
     root: int  # outside of all units: they are gathered for the whole pass
     units: tuple[int, ...]
@@ -30,11 +30,11 @@ class ShardSizes:
 
     @property
     def largest(self) -> int:
-        """Of what is gathered at one time."""
+        """Size of the largest group of weights that is gathered at one time."""
         return max(self.root, *self.units) if self.units else self.root
 
     def gathered(self, reshard: bool = True) -> int:
-        """Returns what a pass holds at its fullest moment.
+        """Returns the most that a pass holds at a time.
 
         Args:
             reshard: a unit is dropped when the pass leaves it.
@@ -58,12 +58,12 @@ def shard_sizes(weights: Iterable[tuple[Hashable, int]], least: int = 0) -> Shar
 
 
 def is_shared(weight: Weight, fsdp: FsdpConfig) -> bool:
-    """Says whether a weight is shared out; each process holds the others whole."""
+    """Returns whether a weight is shared out; each process holds the others whole."""
     return weight.requires_grad or fsdp.shard_frozen
 
 
 def parts_of(fsdp: FsdpConfig, processes: int) -> int:
-    """Returns into how many parts a weight is cut."""
+    """Returns the number of parts into which a weight is cut."""
     return fsdp.fsdp_size if fsdp.fsdp_size > 0 else processes
 
 

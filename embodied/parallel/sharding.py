@@ -1,4 +1,4 @@
-"""How several processes share one policy and add up their gradients.
+"""Lets several processes share one policy and add up their gradients.
 
 | strategy | a rank holds | after a backward pass | good for |
 |---|---|---|---|
@@ -44,11 +44,11 @@ class Replicas:
         teams: of those that compute each text together; None = each computes texts of its own.
     """
 
-    collective_passes = False  # whether each forward and backward pass runs collectives of all ranks
+    collective_passes = False  # True: each forward and backward pass runs collectives of all ranks
 
     def __init__(self, policy: Policy, world: Group, notes: Sequence[str] = (), teams: Teams | None = None) -> None:
         self.world, self.teams = world, teams or Teams(Group(), world)
-        self.group = self.teams.across  # whose ranks have different records, each at least one of its own
+        self.group = self.teams.across  # group of ranks with different records, each at least one of its own
         self.in_step = self.teams.own  # the ranks whose passes are collectives with this one's
         self.notes, self._policy = notes, policy
         self._parameters = [p for _, p in policy.named_parameters() if p.requires_grad]
@@ -148,7 +148,7 @@ class Shards(Replicas):
 
 
 class Planned(Replicas):
-    """Says how a policy without memory would be shared, for a dry run. No process is connected."""
+    """Describes how a policy without memory would be shared, for a dry run. No process is connected."""
 
     units = 0  # fsdp2: how many
 
@@ -216,7 +216,7 @@ def strategy_of(
 
 
 def _without_effect(fsdp: FsdpConfig) -> list[str]:
-    """Says which keys are of fsdp2 alone, where each process holds all of the policy."""
+    """Names the keys without effect: those of fsdp2, where each process holds all of the policy."""
     given, usual = fsdp.model_dump(), FsdpConfig().model_dump()
     keys = [f"actor.fsdp_config.{name}" for name in OF_SHARDS if given[name] != usual[name]]
     return [f"without effect, as each process holds the whole policy: {', '.join(keys)}"] if keys else []
@@ -284,7 +284,7 @@ def shard(policy: nn.Module, fsdp: FsdpConfig, group: Group, device: torch.devic
 
 
 def _set_prefetch(policy: Any, units: Sequence[Any], fsdp: FsdpConfig) -> None:
-    """Says when units are gathered before their turn. By itself, FSDP2 prefetches in the backward pass alone.
+    """Sets which units FSDP2 gathers before their turn. By itself, it prefetches in the backward pass alone.
 
     Only the elements of one list follow each other for certain. What is gathered early and then not used would be
     there in the next pass, with weights of before.
@@ -296,11 +296,11 @@ def _set_prefetch(policy: Any, units: Sequence[Any], fsdp: FsdpConfig) -> None:
                 layer.set_modules_to_forward_prefetch([following])
     if fsdp.backward_prefetch in (False, "post", "backward_post"):
         for unit in (*units, policy):
-            unit.set_modules_to_backward_prefetch([unit])  # which is there by then, so that nothing is gathered early
+            unit.set_modules_to_backward_prefetch([unit])  # prefetches itself, which is there by then: no prefetch
 
 
 def _cast_buffers(policy: nn.Module, fsdp: FsdpConfig) -> None:
-    """Casts what is neither trained nor a whole number. FSDP2 itself leaves buffers as they are."""
+    """Casts floating-point buffers to ``mixed_precision.buffer_dtype``; FSDP2 itself leaves buffers as they are."""
     if (name := fsdp.mixed_precision.buffer_dtype) is not None:
         for buffer in policy.buffers():
             if buffer.is_floating_point():

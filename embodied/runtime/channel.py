@@ -37,7 +37,7 @@ class Command(NamedTuple):
     Example: ``Command(Kind.STEP, slot=0, row=17, next_row=18)``.
     """
 
-    kind: int  # of Kind
+    kind: int  # one of Kind
     slot: int  # index among all slots of the pool
     row: int = -1  # STEP: row whose "actions" are executed; EXPERT: row that is written
     next_row: int = -1  # row that the next observation is written into
@@ -57,7 +57,7 @@ class Command(NamedTuple):
 class Completion(NamedTuple):
     """Reports a command that was executed. Rewards and flags of a STEP stand in the record's row as well."""
 
-    kind: int  # of Kind
+    kind: int  # one of Kind
     slot: int
     num_steps: int = 0  # STEP, EXPERT: control steps executed
     ended: bool = False  # STEP, EXPERT: the episode is over
@@ -67,7 +67,7 @@ class Completion(NamedTuple):
     step_s: float = 0.0
     render_s: float = 0.0
     video_s: float = 0.0
-    round_s: float = 0.0  # of a batch: seconds of the whole round; the four above are the slot's share of it
+    round_s: float = 0.0  # seconds of a batch's whole round; the four above are the slot's share of it
 
     @property
     def finished(self) -> float:
@@ -162,7 +162,7 @@ class Ring:
 
     @property
     def withheld(self) -> bool:
-        """Whether the reader has asked for more than one message, so that some may wait without a bell."""
+        """True if the reader has asked for more than one message, so that some may wait without a bell."""
         return self._ring_at[0] > 0
 
     def hush(self) -> None:
@@ -185,7 +185,7 @@ class Ring:
 
 @dataclass(frozen=True)
 class ChannelHandles:
-    """What a worker needs to open its end; file descriptors are inherited."""
+    """Descriptors and sizes with which a worker opens its end; the descriptors are inherited."""
 
     memory_fd: int
     go_fd: int  # eventfd: there are commands
@@ -195,7 +195,7 @@ class ChannelHandles:
 
 
 class Channel:
-    """Both rings to one worker. ``create`` in the rollout process, ``open`` in the worker."""
+    """Command and completion rings of one worker. ``create`` in the rollout process, ``open`` in the worker."""
 
     def __init__(self, handles: ChannelHandles) -> None:
         self.handles = handles

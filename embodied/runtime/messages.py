@@ -29,14 +29,14 @@ class WorkerSetup:
     env_target: str
     env_kwargs: Mapping[str, Any]
     reward: ShapedReward
-    eval_reward: ShapedReward | None  # of evaluations; None = the same
+    eval_reward: ShapedReward | None  # reward of evaluations; None = the same
     slab_fd: int
     slab_fields: Mapping[str, ArraySpec]
     slab_rows: int
     channel: ChannelHandles
     shown: Shown | None  # how a decision is said on videos; None = it is not
     sys_path: tuple[str, ...]  # the launcher's, so that an env class of the user's project is found
-    cores: tuple[int, ...] = ()  # to run on; empty = any
+    cores: tuple[int, ...] = ()  # CPU cores to run on; empty = any
     expert: ExpertJob | None = None  # the env's expert acts in place of a policy
     live: bool = False  # videos are shown in a window, too
     guarded: bool = False  # it has a robot, whose guardian ends it if the launcher is killed
@@ -57,7 +57,7 @@ class Ready:
 
 @dataclass(frozen=True)
 class Notice:
-    """What a worker that serves tells besides, for a person."""
+    """A text for a person, from a worker that serves."""
 
     text: str
 
@@ -89,7 +89,7 @@ class Outbox:
         self._messages += messages
 
     def __bool__(self) -> bool:
-        """Whether something is left to send."""
+        """Returns whether something is left to send."""
         return bool(self._messages or self._unsent)
 
     def flush(self) -> bool:

@@ -15,8 +15,8 @@ from embodied.perturbations import Condition, Perturbed
 from embodied.random import Stream, generator, standard
 from embodied.types import EnvSpec, Episode, Noise, Start
 
-ROUND_IDS = 1 << 40  # between the ids of two sampling rounds: more episodes than a run has
-ROUND_SEEDS = 2**25  # between the seeds of two sampling rounds: a refill has scenes of its own
+ROUND_IDS = 1 << 40  # distance between the ids of two sampling rounds: more episodes than a run has
+ROUND_SEEDS = 2**25  # distance between the seeds of two sampling rounds: a refill has scenes of its own
 EVAL_SEEDS = 2**30  # seeds of evaluation starts begin here: training draws no scene from them
 
 
@@ -75,7 +75,7 @@ def train_plan(
 
 @dataclass(frozen=True)
 class StartOrder:
-    """In which order starts are used.
+    """Order in which starts are used.
 
     Args:
         multiple: starts of a pass through all are a multiple of it; the rest is left out.
@@ -87,7 +87,7 @@ class StartOrder:
     multiple: int = 1
 
     def used(self, pairs: int) -> int:
-        """How many of the starts a pass uses. Raises :class:`ConfigError` if none."""
+        """Returns the number of starts that a pass uses. Raises :class:`ConfigError` if none."""
         if not (used := pairs - pairs % self.multiple):
             raise ConfigError(
                 f"data.drop_last leaves out all {pairs} starts: an iteration takes {self.multiple}",
@@ -102,12 +102,12 @@ class StartOrder:
 
 
 def states_of_training(spec: EnvSpec, held_out: int) -> list[int]:
-    """How many initial states of each task, the first ones, training starts from."""
+    """Returns the number of initial states of each task, the first ones, that training starts from."""
     return [states if states == 1 else states - held_out for states in spec.num_init_states]
 
 
 def _starts(states: Sequence[int], order: StartOrder, first: int, count: int, env_seed: int) -> list[Start]:
-    ends = np.cumsum(states)  # of the tasks, in the list of all pairs
+    ends = np.cumsum(states)  # end of each task in the list of all pairs (task, state)
     starts, offset = [], env_seed + order.sampling_round * ROUND_SEEDS
     for index in range(first, first + count):
         pair = order.pair(index, int(ends[-1]))

@@ -41,8 +41,8 @@ class Recorder:
         self._port, self._slab, self._max_steps, self._retry_safe = port, slab, max_steps, retry_safe
         self._job = job
         self._idle = deque(port.up)
-        self._running: dict[int, _Attempt] = {}  # by slot
-        self._lost: deque[Task] = deque()  # to be redone, before any other
+        self._running: dict[int, _Attempt] = {}  # attempts by slot
+        self._lost: deque[Task] = deque()  # tasks to be redone, before any other
         self._exhausted = False  # there are no more tasks
         self._failures: Counter[int] = Counter()  # failures of workers, by the attempt that they were busy with
 
@@ -56,7 +56,7 @@ class Recorder:
         self._start(tasks)
         while self._running or self._lost or not self._exhausted:
             ended = self._take(self._port.recv(1))
-            self._start(tasks)  # before the results are used, so that no slot waits for their use
+            self._start(tasks)  # starts come before the results are used, so that no slot waits for their use
             yield from ended
 
     def _start(self, tasks: Iterator[Task]) -> None:

@@ -41,11 +41,11 @@ class StopSignal:
 
     @property
     def wanted(self) -> bool:
-        """Whether a signal has come."""
+        """True once a signal has come."""
         return self.number is not None
 
     def grants(self, left_s: float | None) -> bool:
-        """Whether work that needs ``left_s`` more seconds (None: nobody knows) may go on to its end."""
+        """Returns whether work that needs ``left_s`` more seconds (None: nobody knows) may go on to its end."""
         if not self.wanted:
             return True
         if left_s is None or self._came_at is None:

@@ -42,7 +42,7 @@ def runtime_fields(num_action_chunks: int) -> dict[str, ArraySpec]:
 
 
 def info_fields(names: Iterable[str]) -> dict[str, ArraySpec]:
-    """The fields for what control steps tell beside their reward (``EnvSpec.info``)."""
+    """The fields for values that control steps report beside their reward (``EnvSpec.info``)."""
     return {f"{INFO}{name}": ArraySpec((), "int64") for name in names}
 
 
@@ -69,7 +69,7 @@ def available_memory() -> int:
 
 
 class Slab:
-    """``arrays[name]`` is [R, *shape]; a row is ``{name: arrays[name][r]}``, all of it views of one shared memory.
+    """Arrays of R rows in one shared memory: ``arrays[name]`` is [R, *shape], a row is ``{name: arrays[name][r]}``.
 
     Example:
         >>> slab = Slab.create({"state": ArraySpec((8,), "float32")}, rows=4)

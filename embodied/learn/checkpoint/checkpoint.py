@@ -44,7 +44,7 @@ NAME = re.compile(r"(\d+)(?:\+(\d+))?")
 
 
 def place(path: Path) -> tuple[int, int]:
-    """Where in its run a checkpoint was saved: iterations, and optimizer steps after them."""
+    """Returns the point of its run at which a checkpoint was saved: iterations, and optimizer steps after them."""
     match = NAME.fullmatch(path.name)
     assert match is not None
     return int(match[1]), int(match[2] or 0)
@@ -81,7 +81,7 @@ class Checkpoints:
         return sorted((path for path in found if (path / "meta.json").is_file()), key=place)
 
     def save(self, learner: Learner, iteration: int, run_ids: Mapping[str, str] | None = None, steps: int = 0) -> Path:
-        """Save what ``learner`` is now and delete the oldest checkpoints beyond ``max_keep``.
+        """Save the state of ``learner`` and delete the oldest checkpoints beyond ``max_keep``.
 
         With ``async_save`` it returns as soon as a copy was taken and the writing before this one has ended.
 
@@ -104,7 +104,7 @@ class Checkpoints:
         return self._path(snapshot.meta)
 
     def keep(self, learner: Learner, iteration: int, run_ids: Mapping[str, str] | None = None) -> None:
-        """Copy what ``learner`` is now to host memory, for :meth:`save_kept`; without ``async_save`` nothing is copied.
+        """Copy the state of ``learner`` to host memory, for :meth:`save_kept`; nothing without ``async_save``.
 
         Raises:
             CheckpointError: as :meth:`wait`.
@@ -141,7 +141,7 @@ class Checkpoints:
         return Snapshot(self._stage(snapshot.tensors), snapshot.meta)
 
     def wait(self) -> None:
-        """Until nothing is being written.
+        """Waits until nothing is being written.
 
         Raises:
             CheckpointError: as :meth:`save`, once for each writing that failed.
@@ -254,7 +254,7 @@ def _replace(final: Path, aside: Path) -> Path:
 
 
 def _remove(folder: Path) -> None:
-    """By a rename first: a process that is killed in here leaves no checkpoint that looks whole and is not."""
+    """Renames the folder, then deletes it: a process killed in here leaves no checkpoint that only looks whole."""
     if folder.exists():
         aside = folder.with_name(f".removing-{folder.name}")
         shutil.rmtree(aside, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Folders that ``embodied.tools.export`` has written: what stands in their ``embodied.json``, and the policy in them.
+"""Reads folders that ``embodied.tools.export`` has written: their ``embodied.json``, and the policy in them.
 
     {"format": "hf", "dtype": "fp32", "env_spec": {…}, "policy": {"num_action_chunks": 8, …},
      "model": {"_target_": "embodied.models.openvla_oft.build_policy", "model_path": ".", …},
@@ -48,21 +48,21 @@ HERE = "."
 
 @dataclass(frozen=True)
 class ExportFile:
-    """``embodied.json``: values of JSON."""
+    """Content of ``embodied.json``; all values are JSON."""
 
-    format: str  # as --format named it
-    dtype: str  # of the tensors: fp32, bf16 or fp16
+    format: str  # export format, as --format named it
+    dtype: str  # number format of the tensors: fp32, bf16 or fp16
     env_spec: Mapping[str, Any]  # embodied.lib.spec_json
     policy: Mapping[str, Any]  # num_action_chunks, and what the policy says of itself
     model: Mapping[str, Any]  # ``_target_`` and keyword arguments; empty if nothing here builds a policy from it
     source: Mapping[str, Any]  # the checkpoint, how far and by which trainings it was trained
-    measured: Mapping[str, Any] = field(default_factory=dict)  # what the export has measured
-    rounding: str = "none"  # of weights or arithmetic against those of the run (embodied.protocols.ROUNDINGS)
+    measured: Mapping[str, Any] = field(default_factory=dict)  # measurements of the export
+    rounding: str = "none"  # difference in precision from the run: one of embodied.protocols.ROUNDINGS
     files: Mapping[str, str] = field(default_factory=dict)  # name → size and checksum (embodied.lib.files)
 
 
 def is_export(folder: Path) -> bool:
-    """Whether ``folder`` is one that an export has written."""
+    """Returns whether an export has written ``folder``."""
     return (folder / EXPORT_FILE).exists()
 
 
@@ -144,7 +144,7 @@ def build(
     facts: ExportFile, folder: Path, device: torch.device | str = "cpu", env: EnvSpec | None = None,
     trust: bool = False,
 ) -> Restored:  # fmt: skip
-    """As :func:`open_export`, of a file that was read already.
+    """Builds the policy as :func:`open_export` does, from an ``embodied.json`` that was read already.
 
     Args:
         env: to bind to, if not the one that the policy was trained for.

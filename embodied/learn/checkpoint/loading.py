@@ -67,7 +67,7 @@ def load(path: Path, policy: Policy, say: Callable[[str], None] | None = None) -
 
 
 def resume(path: Path, learner: Learner, contents: Sequence[str] = PARTS) -> Meta:
-    """Make ``learner`` and this process's random generators what they were when the checkpoint was saved.
+    """Restore ``learner`` and this process's random generators to the state that the checkpoint holds.
 
     A rank that the saving run did not have keeps its generators. All ranks call it; if one fails, all do. ``path`` must
     be one folder for all of them, on several machines of a shared file system: rank 0 alone compares checksums.
@@ -114,7 +114,7 @@ def _check_has_optimizer(path: Path, meta: Meta) -> None:
 
 
 def _read(path: Path, prefixes: tuple[str, ...], like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names begin so, each rank for itself: sharded as in ``like``, the others whole in host memory.
+    """Loads tensors by name prefix, each rank for itself: sharded as in ``like``, the others whole in host memory.
 
     Args:
         like: parameter name → parameter, and other names in full.
@@ -155,7 +155,7 @@ def _empty(stored: TensorStorageMetadata, like: Tensor | None) -> Tensor:
 
 
 def _check_whole(path: Path, parameters: Named, tensors: Mapping[str, Tensor], prefix: str = "policy/") -> None:
-    """Before anything is overwritten. Raises DamagedCheckpointError if a trained parameter is not there as it is."""
+    """Checks, before anything is overwritten, that all trained parameters are there. Raises DamagedCheckpointError."""
     for name, parameter in parameters:
         found = tensors.get(f"{prefix}{name}")
         if found is None or found.shape != parameter.shape:
@@ -173,7 +173,7 @@ def _check_finite(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _finite(tensor: Tensor) -> bool:
-    """Of a tensor in several parts, this rank's part is looked at. One pass, without a copy."""
+    """Returns whether this rank's part of a tensor is finite, in one pass without a copy."""
     part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     if part.numel() == 0 or not part.is_floating_point():
         return True
@@ -198,7 +198,7 @@ def raise_if_stopped(error: CheckpointException) -> None:
 
 
 def reason_of(error: CheckpointException) -> str:
-    """Without the tracebacks: they are those of torch."""
+    """Returns each rank's error without its traceback, which is torch's own."""
     several = len(error.failures) > 1
     reasons = {rank: str(cause) or type(cause).__name__ for rank, (cause, _) in error.failures.items()}
     return "; ".join(f"rank {rank}: {reason}" if several else reason for rank, reason in reasons.items())

@@ -1,4 +1,4 @@
-"""What can be said of a checkpoint without loading it, and the errors for one that is damaged or does not fit."""
+"""Reads ``meta.json`` of a checkpoint, without its tensors; errors for one that is damaged or does not fit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EARLIER = "give an earlier one, or remove this folder: the run then goes on from
 
 @dataclass(frozen=True)
 class Meta:
-    """``meta.json``: what can be said of a checkpoint without loading it."""
+    """Content of ``meta.json``: the facts about a checkpoint that need no tensors."""
 
     format: int
     iteration: int  # iterations done: with runner.seed it is the place in the plan
@@ -36,7 +36,7 @@ class Meta:
     steps: int = 0  # optimizer steps of the next iteration that are done as well (supervised training)
     origin: dict[str, Any] = field(default_factory=dict)  # origin.Origin: what builds the policy, and its env's spec
     files: dict[str, int] = field(default_factory=dict)  # name → bytes of the others: shorter or gone = damaged later
-    checksums: dict[str, str] = field(default_factory=dict)  # of the same (lib/files.py): other bytes = damaged later
+    checksums: dict[str, str] = field(default_factory=dict)  # name → checksum (lib/files): other bytes = damaged later
 
     @property
     def weight_version(self) -> int:
@@ -64,7 +64,7 @@ PLAIN: dict[str, type | tuple[type, ...]] = {
 
 
 def read_meta(path: Path) -> Meta:
-    """Raises :class:`CheckpointError` if there is no checkpoint, or of a format that this version does not know."""
+    """Reads ``meta.json``. Raises :class:`CheckpointError` if there is no checkpoint, or its format is unknown."""
     if not (path / "meta.json").exists():
         raise CheckpointError(
             f"no checkpoint at {path} (no meta.json)",
@@ -96,7 +96,7 @@ def _checked(fields: dict[str, Any], path: Path) -> Meta:
 
 
 def meta_for(path: Path, policy: Policy, bytes_too: bool = True, any_head: bool = False) -> Meta:
-    """Reads and checks what is said of a checkpoint that ``policy`` is to be filled from.
+    """Reads ``meta.json`` of a checkpoint, and checks that ``policy`` can be filled from it.
 
     Args:
         bytes_too: as in :func:`check_files`.
@@ -136,7 +136,7 @@ def shapes(policy: Policy) -> dict[str, list[int]]:
 
 
 def only_one_has_a_head(meta: Meta, names: Iterable[str]) -> bool:
-    """Whether of a checkpoint and of a policy with trainable parameters ``names`` one alone has a value head."""
+    """Returns whether only one of checkpoint and policy (trainable parameters ``names``) has a value head."""
     return _has_head(meta.parameters) != _has_head(names)
 
 

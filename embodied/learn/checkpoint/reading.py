@@ -49,7 +49,7 @@ class _Allowed(pickle.Unpickler):
         if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
             return dtype
         if module in ("pathlib", "pathlib._local") and name.removeprefix("Pure") in ("PosixPath", "WindowsPath"):
-            return pathlib.PurePath  # where it was written; nothing is opened there
+            return pathlib.PurePath  # names where it was written; nothing is opened there
         raise pickle.UnpicklingError(f"it names {module}.{name}, which is no part of a checkpoint")
 
 
@@ -77,7 +77,7 @@ def _parsed(file: Path) -> Metadata:
         if file.stat().st_size > MOST_METADATA_BYTES:
             raise ValueError(f"it has {file.stat().st_size} bytes")
         metadata = _Allowed(io.BytesIO(file.read_bytes())).load()
-    except Exception as error:  # what a damaged pickle raises depends on where it is damaged
+    except Exception as error:  # a damaged pickle may raise anything, depending on where it is damaged
         raise _damaged(file, f"{type(error).__name__}: {error}") from error
     if not isinstance(metadata, Metadata):
         raise _damaged(file, f"it holds a {type(metadata).__name__}")

@@ -1,4 +1,4 @@
-"""What a checkpoint will hold, before it is written: tensors by name, and meta.json but for the files' sizes."""
+"""Collects the content of a checkpoint before it is written: tensors by name, and meta.json without file sizes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PARTS = ("model", "optimizer", "extra")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A checkpoint that is not written yet: this rank's tensors, and meta.json but for the files' sizes."""
+    """A checkpoint that is not written yet: this rank's tensors, and meta.json without the files' sizes."""
 
     tensors: dict[str, Tensor]
     meta: Meta
@@ -32,7 +32,7 @@ def snapshot_of(
     learner: Learner, iteration: int, run_ids: Mapping[str, str], steps: int, origin: dict[str, Any],
     contents: Sequence[str] = PARTS,
 ) -> Snapshot:  # fmt: skip
-    """Takes what ``learner`` is now; its tensors are not copied. Of several ranks rank 0 has what all have.
+    """Takes the state of ``learner`` without copying its tensors. Of several ranks, rank 0 has what all share.
 
     Args:
         run_ids: under which the trackers know the run.
@@ -56,7 +56,7 @@ def snapshot_of(
         origin,
     )
     rank, device = ranks.here(), optimizer.param_groups[0]["params"][0].device
-    if rank != 0:  # what is not sharded is the same on all
+    if rank != 0:  # tensors that are not sharded are the same on all ranks
         tensors = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
     generators = random_state(device) if "extra" in contents else {}
     return Snapshot(tensors | {f"rng/{rank}/{name}": state for name, state in generators.items()}, meta)

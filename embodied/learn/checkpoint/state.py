@@ -1,4 +1,4 @@
-"""What a checkpoint holds: tensors under names, and plain values (JSON) beside them.
+"""Content of a checkpoint: tensors under names, and plain values (JSON) beside them.
 
     policy/head.weight                     a trainable parameter
     optimizer/state/head.weight/exp_avg    what the optimizer keeps of it
@@ -28,7 +28,7 @@ TENSOR = "$tensor"
 
 
 class Learner(Protocol):
-    """What is saved and resumed: :class:`embodied.learn.trainer.Trainer`, or another with these four."""
+    """A learner that can be saved and resumed, such as :class:`embodied.learn.trainer.Trainer`."""
 
     @property
     def policy(self) -> Policy: ...

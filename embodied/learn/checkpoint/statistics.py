@@ -26,7 +26,7 @@ def kind(policy: Policy) -> str:
 
 
 def settle(policy: Policy, sft: SftConfig, episodes: Sequence[Demonstration]) -> list[str]:
-    """Give the policy its ranges as ``sft.statistics`` says; what to tell the user."""
+    """Give the policy its ranges as ``sft.statistics`` says; returns lines for the user."""
     if not isinstance(policy, UsesStatistics):
         if sft.statistics == "quantiles":
             raise ConfigError(

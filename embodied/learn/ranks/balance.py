@@ -24,7 +24,7 @@ from embodied.protocols import CountsTokens
 
 
 def placed(ranks: Tensor, costs: Tensor, size: int) -> Tensor:
-    """Says which of ``size`` ranks computes each of n records, int64 [n]: the dearest first, each onto the rank that
+    """Returns which of ``size`` ranks computes each of n records, int64 [n]: dearest first, each onto the rank that
     has the least (Graham's rule). A record stays where that leaves its rank at the mean or below.
 
     Args:
@@ -65,7 +65,7 @@ def _loads(ranks: Tensor, costs: Tensor, size: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Balance:
-    """Where the records of an update are computed. The same on all ranks.
+    """Assigns the records of an update to ranks. The same on all ranks.
 
     Args:
         costs: of the batch's records, int64 [N].
@@ -115,7 +115,7 @@ class Balance:
             return own, batch
         kept = keep.nonzero().flatten().numpy()
         sources, targets = before.numpy()[kept], after.numpy()[kept]
-        order = np.lexsort((sources, targets))  # as they arrive: by target, then by source
+        order = np.lexsort((sources, targets))  # order of arrival: by target, then by source
         kept, sources, targets = kept[order], sources[order], targets[order]
         counts = np.zeros((size, size), np.int64)
         np.add.at(counts, (sources, targets), 1)
@@ -129,7 +129,7 @@ class Balance:
 
 
 def _exchanged(own: OwnRecords, sent: np.ndarray, counts: np.ndarray, group: Group) -> dict[str, np.ndarray]:
-    """What passes read of this rank's records of a step, [1 + r, …]: a spare one, and those that ranks have sent.
+    """Exchanges records of a step; returns the fields that passes read, [1 + r, …]: a spare record, and those received.
 
     Args:
         sent: rows of ``own`` in the order of the ranks that they go to, int64.

@@ -38,7 +38,7 @@ def of_team(
     for result, rows in zip(results, used, strict=True):
         counts[result.rank] += len(rows)
     by_team = counts.reshape(-1, team.size)
-    begins = (np.cumsum(by_team, axis=1) - by_team).reshape(-1)  # in the team's arrays, where they stand by rank
+    begins = (np.cumsum(by_team, axis=1) - by_team).reshape(-1)  # next row of each rank in its team's arrays
     moved = []
     for result, rows in zip(results, used, strict=True):
         there = range(int(begins[result.rank]), int(begins[result.rank]) + len(rows))

@@ -1,4 +1,4 @@
-"""How far the policy has moved on whole sequences since they were acted, for losses with one ratio a sequence."""
+"""Drift: mean log-ratio of whole sequences since they were acted, for losses with one ratio a sequence."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from embodied.types import OUTSIDE, Evaluation
 
 
 class Recomputer:
-    """Recomputes what a decision recorded and the trained network says, too.
+    """Recomputes recorded log-probs, and values if asked, with the trained network.
 
     Args:
         with_values: also the values.
@@ -40,7 +40,7 @@ class Recomputer:
         self, own: OwnRecords, ranks: Tensor, chosen: Tensor, rows: np.ndarray, evaluate: PassEvaluator, size: int,
         metrics: UpdateMetrics, watch: Watch,
     ) -> OwnRecords:  # fmt: skip
-        """The records with what the network says in place of what they recorded. All ranks call it.
+        """Returns the records with log-probs (and values) recomputed. All ranks call it.
 
         Args:
             ranks: the rank of each of n records, int64 [n].
@@ -74,7 +74,7 @@ class Recomputer:
         return replace(own, arrays={**own.arrays, **found, RECORDED: recorded})
 
     def _gap(self, result: Evaluation, recorded: Tensor, counts: Counts) -> Share:
-        """How far the log-probs [m, M] of both differ."""
+        """Measures the difference between recomputed and recorded log-probs, [m, M] each."""
         new, old = (self._layout.reduce(values, counts, self._level) for values in (result.logprobs, recorded))
         mask = self._layout.mask(counts, self._level)
         means = {"train/logprob_gap_mean": sum_and_count((new - old).abs(), mask)}
@@ -82,7 +82,7 @@ class Recomputer:
 
 
 def _inside(result: Evaluation, recorded: Tensor) -> Evaluation:
-    """Keeps the recorded log-prob of an element that the network's own truncation leaves out. Rounding decides which of
-    two equal elements ``top_p`` takes, and the old probability of what was drawn is not zero."""
+    """Keeps the recorded log-prob of a drawn token that ``top_p`` now excludes. Rounding decides which of two equally
+    likely tokens ``top_p`` keeps; the probability of the drawn one was not zero."""
     new = result.logprobs.float()
     return replace(result, logprobs=torch.where(new < OUTSIDE, recorded.reshape(new.shape), new))

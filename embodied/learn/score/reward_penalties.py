@@ -1,4 +1,4 @@
-"""What is taken from the rewards of an iteration before advantages are made of them: penalties for length and for KL.
+"""Penalties for length and for KL, taken from the rewards of an iteration before advantages are computed.
 
 Penalties are arrays ``[R, V]`` over all rows of the slab; only the rows of records are filled. So it does not matter
 which episodes are compared or trained on afterwards. V rewards a record, as ``algorithm.reward_type`` says.
@@ -50,7 +50,7 @@ class RewardPenalties:
     def __call__(
         self, own: OwnRecords, evaluate: PassEvaluator, size: int, metrics: UpdateMetrics, watch: Watch
     ) -> np.ndarray | None:
-        """What is added to the rewards of this rank's episodes, float32 [R, V]; None if nothing is.
+        """Returns the penalties to add to the rewards of this rank's episodes, float32 [R, V]; None if there are none.
 
         Args:
             size: records of a pass.
@@ -107,7 +107,7 @@ def overlong(
 
 
 def longest(spec: PolicySpec, max_steps: int, most: int | None) -> int:
-    """The length that an episode may have: control steps, or tokens if its decisions are texts.
+    """Returns the most that an episode may take: control steps, or tokens if its decisions are texts.
 
     Args:
         max_steps: most control steps of an episode, each of them an answer if the decisions are texts.

@@ -1,4 +1,4 @@
-"""The scoring room: from slab rows to a training batch. Each thing is computed once; the trainer then only optimises.
+"""Scores episodes: from slab rows to a training batch. Each thing is computed once; the trainer then only optimises.
 
 rows ─▶ filter ─▶ penalties ─▶ gather over ranks ─▶ advantages ─▶ log-probs before the update ─▶ Scored
         groups    length, KL   rewards, values      value targets  (loss_type: tis, rollout.recompute_logprobs)
@@ -42,10 +42,10 @@ penalty [T, V]; final_value float64 [1], the value of its final observation."""
 
 
 class Scored(NamedTuple):
-    """What an iteration is worth."""
+    """Training batches of an iteration, with advantages."""
 
-    batch: Batch  # of all episodes
-    trained: Batch | None  # of those that ``filter_rewards`` keeps, with what the loss reads; None: it keeps none
+    batch: Batch  # records of all episodes
+    trained: Batch | None  # the episodes that ``filter_rewards`` keeps, with what the loss reads; None: it keeps none
     own: OwnRecords  # this rank's records, with what was recomputed of them
 
 
@@ -72,7 +72,7 @@ class Scorer:
 
     @property
     def needs(self) -> frozenset[Need]:
-        """What scoring reads beside what the objective's terms read."""
+        """Inputs that scoring needs beside those of the objective's terms."""
         return self._penalties.needs
 
     def __call__(
@@ -150,7 +150,7 @@ def gather_numbers(
     arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult], with_values: bool = False,
     penalties: np.ndarray | None = None, group: Group | None = None, with_texts: bool = False,
 ) -> list[EpisodeNumbers]:  # fmt: skip
-    """What all ranks must know of each of ``results``. Pixels stay where they are.
+    """Gathers from all ranks the numbers of each of ``results`` (:data:`EpisodeNumbers`). Pixels stay where they are.
 
     Args:
         arrays: of this rank's slab.
@@ -239,7 +239,7 @@ def make_batch(
 
 
 def _shared(episodes: Sequence[EpisodeNumbers], task: Experience, lengths: Tensor, least: int) -> Tensor:
-    """How many first elements of each record do not count, int64 [N]: some of an episode's first answer."""
+    """Counts each record's first elements that are left out, int64 [N]: only an episode's first answer has some."""
     texts = [episode["text"] for episode in episodes]
     found = torch.zeros(int(lengths.sum()), dtype=torch.int64)
     common = common_prefixes(texts, task.group_ids.numpy(), task.returns.numpy(), least)

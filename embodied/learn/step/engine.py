@@ -31,7 +31,7 @@ from embodied.schema import ActorConfig
 
 
 class Outcome(Enum):
-    """What became of an optimizer step."""
+    """Outcome of an optimizer step: made, or left out and why."""
 
     MADE = "made"
     OVERFLOW = "overflow"  # left out: the loss was scaled too far for fp16
@@ -151,7 +151,7 @@ class StepEngine:
         return nullcontext() if self._average is None else self._average.acting()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a step depends on beside policy and optimizer, for checkpoints (embodied/learn/checkpoint/state.py):
+        """Returns a step's state beside policy and optimizer, for checkpoints (embodied/learn/checkpoint/state.py):
         numbers and tensors (not copies) by name. Which names there are is a function of the configuration."""
         state: dict[str, Any] = {"weight_version": self.weight_version, **self.finite.state_dict()}
         if self.loss_scale.enabled:
@@ -172,7 +172,7 @@ class StepEngine:
 
 
 class Stepping:
-    """What every learner shows of its :class:`StepEngine`, for checkpoints and recipes."""
+    """Properties of its :class:`StepEngine` that every learner offers to checkpoints and recipes."""
 
     engine: StepEngine
 
@@ -186,7 +186,7 @@ class Stepping:
         return self.engine.weight_version
 
     def evaluated(self) -> AbstractContextManager[None]:
-        """See :meth:`Engine.evaluated`."""
+        """Gives the policy the weights that are evaluated within it; see :meth:`StepEngine.evaluated`."""
         return self.engine.evaluated()
 
 

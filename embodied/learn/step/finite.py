@@ -12,7 +12,7 @@ from embodied.errors import NumericalError
 
 @dataclass
 class FiniteUpdates:
-    """Decides of each update whether it may be made.
+    """Decides whether each update may be made.
 
     Args:
         limit: the run ends when this many updates in a row were not finite.
@@ -23,7 +23,7 @@ class FiniteUpdates:
     last: str = "none yet"  # the last finite update, in words
 
     def accepts(self, loss: float, norm: float, version: int) -> bool:
-        """Whether loss and gradient norm are finite.
+        """Returns whether loss and gradient norm are finite.
 
         Args:
             version: of the weights that the update would make.
@@ -45,9 +45,9 @@ class FiniteUpdates:
         return False
 
     def state_dict(self) -> dict[str, Any]:
-        """For checkpoints."""
+        """Returns the counters that checkpoints keep."""
         return {"bad_in_a_row": self.bad_in_a_row, "last_finite": self.last}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse; other entries of ``state`` are left alone."""
+        """The inverse of :meth:`state_dict`; other entries of ``state`` are left alone."""
         self.bad_in_a_row, self.last = int(state["bad_in_a_row"]), str(state["last_finite"])

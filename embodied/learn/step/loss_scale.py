@@ -16,7 +16,7 @@ from torch import Tensor
 
 from embodied.schema import ActorConfig
 
-LEAST = 1.0  # below it a gradient that is not finite is no fault of the scale
+LEAST = 1.0  # smallest scale; a gradient that overflows even here has another cause
 LARGEST = 2.0**24
 
 
@@ -50,7 +50,7 @@ class LossScale:
             torch._foreach_mul_(gradients, 1.0 / self.value)  # a power of two unless told otherwise: exact
 
     def overflowed(self, loss: float, norm: float) -> bool:
-        """Whether the scale is the reason for this gradient. If so the scale is halved; leave the update out."""
+        """Returns whether the scale made this gradient overflow. If so the scale is halved; leave the update out."""
         if not self.enabled or math.isfinite(norm) or not math.isfinite(loss) or self.value <= LEAST:
             return False
         self.value, self.good = max(self.value / 2, LEAST), 0

@@ -9,7 +9,7 @@ import torch
 
 from embodied.protocols import Policy
 
-SIDES = {"cuda": 8192, "cpu": 512}  # of the square matrices
+SIDES = {"cuda": 8192, "cpu": 512}  # side of the square matrices
 PRODUCTS = 10  # timed one by one; the fastest counts
 
 

@@ -1,4 +1,4 @@
-"""What is minimised: the sum of the terms that the configuration asks for.
+"""The objective: the sum of the loss terms that the configuration asks for.
 
 | term | file | default |
 |---|---|---|
@@ -79,7 +79,7 @@ class Objective:
         return self
 
     def optimizer_batch(self, batch: Batch, chosen: Tensor) -> OptimizerBatch:
-        """Masks and weights of the records ``chosen`` int64 [n]."""
+        """Makes the optimizer batch of the records ``chosen`` int64 [n], with masks and weights."""
         counts, ids = batch.counts.at(chosen), batch.sequence_ids[chosen]
         mask = self.layout.mask(counts, self._level)
         if batch.shared is not None:
@@ -99,7 +99,7 @@ class Objective:
         return replace(made, of_terms=tuple(term.weights(made) for term in self.terms))
 
     def carries_gradient(self, batch: OptimizerBatch) -> Tensor:
-        """Which records change the gradient: bool [n]."""
+        """Returns the mask of records that change the gradient, bool [n]."""
         found = [term.carries_gradient(batch, own) for term, own in zip(self.terms, batch.of_terms, strict=True)]
         return torch.stack(found).any(dim=0)
 
@@ -119,7 +119,7 @@ class Objective:
         return [term.share(seen, own) for term, own in zip(self.terms, batch.of_terms, strict=True)]
 
     def total(self, shares: Sequence[Share], value_only: bool = False) -> Tensor:
-        """What is minimised, [].
+        """Returns the loss that is minimised, [].
 
         Args:
             shares: of one pass, as :meth:`shares` gave them.

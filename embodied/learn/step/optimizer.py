@@ -81,7 +81,7 @@ class RateSchedule:
         return self._warmup
 
     def same_from(self, position: float, other: RateSchedule) -> bool:
-        """Whether another schedule of the same keys gives the same rates from ``position`` on."""
+        """Returns whether another schedule of the same keys gives the same rates from ``position`` on."""
         if self._config.lr_decay_style != "constant":
             return (self._warmup, self._end) == (other._warmup, other._end)
         return self._warmup == other._warmup or max(self._warmup, other._warmup) <= position

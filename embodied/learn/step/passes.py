@@ -27,7 +27,7 @@ Part = TypeVar("Part", Tensor, np.ndarray)
 
 
 def until_stopped(parts: Sequence[Part], passed: Passed, parallel: Replicas) -> Iterator[tuple[Part, bool]]:
-    """Gives each part, and whether it is the last. ``passed`` is told of each, and may end them. All ranks call it.
+    """Yields each part, and whether it is the last; ends early if ``passed`` says so on a rank. All ranks call it.
 
     Raises:
         Stopped: on all ranks, once ``passed`` has said so on one: where passes are collectives, after the same pass;
@@ -99,7 +99,7 @@ class OwnRecords:
 
     @property
     def unused(self) -> np.ndarray:
-        """The row of one record for passes that count nothing, int64 [1]."""
+        """Row of a placeholder record for passes that count nothing, int64 [1]."""
         return np.asarray(self.results[0].rows[:1] if self.spare is None else [self.spare], np.int64)
 
     def among(self, ranks: Tensor, chosen: Tensor) -> Tensor:

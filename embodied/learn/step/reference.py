@@ -87,7 +87,7 @@ def _exchange(one: Tensor, other: Tensor) -> None:
 
 
 class Reference(OtherWeights):
-    """The policy that a KL is measured from. It has the weights of the run's beginning, also in a resumed run, which
+    """The reference policy of a KL. It has the weights of the run's beginning, also in a resumed run, which
     builds the policy before it loads the checkpoint. ``algorithm.reference_reset_interval`` moves it."""
 
 

@@ -51,7 +51,7 @@ class RestingState:
         self._resting: set[tuple[Tensor, str]] = set()  # parameter, name of its state
 
     def rest(self) -> None:
-        """Moves them to host memory, those that lie on a device."""
+        """Moves all that lie on a device to host memory."""
         if not self._wanted:
             return
         for parameter, state in self._optimizer.state.items():
@@ -63,7 +63,7 @@ class RestingState:
             give_back(device)
 
     def wake(self) -> None:
-        """Moves those that were moved back to the device of their parameter; not those that are no longer there."""
+        """Moves the tensors back to the device of their parameter, as far as they still exist."""
         for parameter, name in self._resting:
             state = self._optimizer.state.get(parameter, {})
             if name in state:
@@ -81,10 +81,10 @@ class RestingWeights:
 
     def __init__(self, policy: nn.Module, wanted: bool) -> None:
         self._policy, self.rests = policy, wanted
-        self._homes: dict[nn.Parameter, torch.device] = {}  # of those that were moved
+        self._homes: dict[nn.Parameter, torch.device] = {}  # device from which each moved parameter came
 
     def rest(self) -> None:
-        """Moves them to host memory, those that lie on a device."""
+        """Moves all that lie on a device to host memory."""
         if not self.rests:
             return
         for parameter in self._policy.parameters():

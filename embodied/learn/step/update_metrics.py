@@ -26,14 +26,14 @@ class UpdateMetrics:
     What a term measures has its name from the term (:class:`embodied.learn.terms.term.Share`).
     """
 
-    stats: PolicyStats | None = None  # of the policy's ratios
-    batch_stats: PolicyStats | None = None  # of the optimizer batch in progress
+    stats: PolicyStats | None = None  # statistics of the policy's ratios
+    batch_stats: PolicyStats | None = None  # the same for the optimizer batch in progress
     means: dict[str, Tensor] = field(default_factory=dict)  # metric → float64 [2] on the host, sum and count or weight
     largest: dict[str, float] = field(default_factory=dict)  # metric → largest value seen, at least 0
     per_batch: dict[str, float] = field(default_factory=dict)  # metric → sum, shown as the mean over optimizer batches
     samples: int = 0  # records that went forward and backward, each time that they did
-    records: int = 0  # of these, in the first epoch: each once
-    flops: float = 0.0  # of these passes; 0 if the policy does not say
+    records: int = 0  # records of the first epoch, each once
+    flops: float = 0.0  # FLOPs of these passes; 0 if the policy does not count them
 
     loss: float = 0.0
     grad_norm: float = 0.0
@@ -60,7 +60,7 @@ class UpdateMetrics:
         return total / count if count else None
 
     def begin_batch(self) -> None:
-        """Forget what was measured of the optimizer batch before."""
+        """Forget the measurements of the optimizer batch before."""
         self.batch_stats = None
 
     def add(self, shares: Iterable[Share]) -> None:
@@ -81,7 +81,7 @@ class UpdateMetrics:
         self.per_step[name] = self.per_step.get(name, 0.0) + value
 
     def add_step(self, taken: Taken) -> None:
-        """Add what became of the optimizer batch in progress."""
+        """Add the outcome of the optimizer batch in progress."""
         if taken.outcome == Outcome.ABANDONED:
             return
         self.batches += 1
@@ -132,7 +132,7 @@ class UpdateMetrics:
 
 
 def add_stats(parts: Sequence[PolicyStats | None]) -> PolicyStats | None:
-    """Their sum; None of none."""
+    """Returns the sum of ``parts``; None if there is none."""
     return functools.reduce(lambda a, b: a + b if a and b else a or b, parts)
 
 
@@ -146,6 +146,6 @@ def _add(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _merged(parts: Sequence[Mapping[str, T]], merge: Callable[[list[T]], T]) -> dict[str, T]:
-    """Of each name that any of ``parts`` has: ``merge`` of the values that there are, in the order of ranks."""
+    """Merges dictionaries by name: ``merge`` of the values that ``parts`` have under it, in the order of ranks."""
     names = dict.fromkeys(name for part in parts for name in part)
     return {name: merge([part[name] for part in parts if name in part]) for name in names}

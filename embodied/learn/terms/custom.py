@@ -1,4 +1,4 @@
-"""Terms of the user's: each a dataclass that ``algorithm.terms`` names by its dotted path.
+"""User-defined terms: each a dataclass that ``algorithm.terms`` names by its dotted path.
 
 Its fields are its options. A field with the name of a key of ``algorithm`` gets that key's value, and a field ``setup``
 the :class:`embodied.learn.terms.term.Setup`. ``docs/how_to/add_a_loss.md`` has an example.
@@ -42,7 +42,7 @@ def _make(key: str, block: Mapping[str, Any], setup: Setup) -> Term:
 
 
 def check_members(term: Any, name: str) -> None:
-    """Refuses what has not all that a term has. Raises ConfigError."""
+    """Checks that an object has all members of a term. Raises ConfigError."""
     lacking = [member for member in ATTRIBUTES if not hasattr(term, member)]
     lacking += [member for member in METHODS if not callable(getattr(term, member, None))]
     if lacking:

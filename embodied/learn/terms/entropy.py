@@ -14,7 +14,7 @@ from embodied.learn.terms.term import Forward, Need, OptimizerBatch, Setup, Shar
 
 @dataclass(frozen=True)
 class Options:
-    """Keys of ``algorithm``."""
+    """Keys of ``algorithm`` that this term reads."""
 
     entropy_bonus: float
     entropy_type: str
@@ -35,7 +35,7 @@ class EntropyTerm:
 
     @classmethod
     def make(cls, setup: Setup) -> Self | None:
-        """None if the policy gives no entropies, or nobody asks for them.
+        """Makes the term; None if the policy gives no entropies, or nobody asks for them.
 
         Raises:
             ConfigError: there is a bonus for entropies that the policy does not give.
@@ -51,7 +51,7 @@ class EntropyTerm:
         return None
 
     def weights(self, batch: OptimizerBatch) -> Tensor:
-        """Float32 [n, M'] with M' elements of a record at ``entropy_type``."""
+        """Returns the weights, float32 [n, M'] with M' elements of a record at ``entropy_type``."""
         level = self._options.entropy_type
         return self._setup.weights(self._setup.layout.mask(batch.counts, level), batch.sequence_ids, level)
 

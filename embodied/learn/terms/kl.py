@@ -22,7 +22,7 @@ from embodied.types import Evaluation
 
 @dataclass(frozen=True)
 class Options:
-    """Keys of ``algorithm``."""
+    """Keys of ``algorithm`` that this term reads."""
 
     kl_penalty_type: str
     logprob_type: str
@@ -52,7 +52,7 @@ class ReferenceKl:
         return frozenset({Need.REFERENCE, Need.DISTRIBUTION} if self.exact else {Need.REFERENCE})
 
     def __call__(self, logprobs: Tensor, result: Evaluation, reference: Evaluation, counts: Counts) -> Tensor:
-        """Float32 [m, M]; zero where nothing was executed.
+        """Returns the KL of each element, float32 [m, M]; zero where nothing was executed.
 
         Args:
             logprobs: the policy's, at ``logprob_type`` [m, M].

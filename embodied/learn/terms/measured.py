@@ -1,4 +1,4 @@
-"""Which metrics terms measure: each has one row in the table and one term that measures it."""
+"""Lists the metrics that terms measure: each has one row in the table and one term that measures it."""
 
 from __future__ import annotations
 

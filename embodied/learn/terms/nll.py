@@ -1,4 +1,4 @@
-"""−log-prob of what was demonstrated: the loss of supervised training."""
+"""−log-prob of demonstrated decisions: the loss of supervised training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class NllTerm:
         return (weights > 0).any(dim=1)
 
     def losses(self, seen: Forward, weights: Tensor) -> Tensor:
-        """Those of the elements that count, float32 [c]; there may be none."""
+        """Returns −log-prob of the elements that count, float32 [c]; c may be 0."""
         return -seen.new[weights > 0]
 
     def share(self, seen: Forward, weights: Tensor) -> Share:

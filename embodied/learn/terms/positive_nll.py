@@ -1,4 +1,4 @@
-"""−log-prob of what paid: the mean over the elements of episodes with a positive return (``positive_nll_coef``)."""
+"""−log-prob of rewarded decisions: mean over elements of episodes with a positive return (``positive_nll_coef``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from embodied.learn.terms.term import Forward, Need, OptimizerBatch, Setup, Shar
 
 @dataclass(frozen=True)
 class Options:
-    """Keys of ``algorithm``."""
+    """Keys of ``algorithm`` that this term reads."""
 
     positive_nll_coef: float
 

@@ -1,4 +1,4 @@
-"""What a term of the loss is, and what it is given.
+"""Protocol of a loss term, and the data that it is given.
 
 Shape letters: n records of an optimizer batch, m records of a forward pass, M elements of a record at
 ``algorithm.logprob_type``, M₀ log-probs of a record, V rewards of a record.
@@ -29,7 +29,7 @@ Options = TypeVar("Options")
 
 
 class Need(Enum):
-    """What a term reads beside log-probs and advantages. The trainer computes only what some term needs."""
+    """Inputs that a term may need beside log-probs and advantages. The trainer computes only what some term needs."""
 
     REFERENCE = "the evaluation of the same records by the reference policy"
     DISTRIBUTION = "the log-probs of all choices, of the policy and of its reference"
@@ -40,7 +40,7 @@ class Need(Enum):
 
 @dataclass(frozen=True)
 class Setup:
-    """What terms are made from.
+    """Arguments from which terms are made.
 
     Args:
         max_steps: longest possible episode, control steps (the constant of ``seq-mean-token-sum-norm``).
@@ -92,9 +92,9 @@ class Setup:
 
 @dataclass(frozen=True)
 class OptimizerBatch:
-    """What is known of the n records of an optimizer batch before its first forward pass."""
+    """n records of an optimizer batch before its first forward pass: masks, weights, advantages, targets."""
 
-    counts: Counts  # of n
+    counts: Counts  # executed steps and lengths of the n records
     sequence_ids: Tensor  # int64 [n]
     mask: Tensor  # bool [n, M], which elements count
     weights: Tensor  # float32 [n, M], by loss_agg_func
@@ -128,8 +128,8 @@ class OptimizerBatch:
 class Forward:
     """m records of an optimizer batch after their forward pass, all of it on one device."""
 
-    batch: OptimizerBatch  # of m
-    records: Mapping[str, Tensor]  # what the policy has read
+    batch: OptimizerBatch  # facts about these m records
+    records: Mapping[str, Tensor]  # fields that the policy has read, [m, …]
     result: Evaluation
     reference: Evaluation | None  # None: no term needs it, or the value head warms up
     new: Tensor  # float32 [m, M], log-probs now
@@ -145,7 +145,7 @@ class Share:
     means: Mapping[str, Tensor] = field(default_factory=dict)  # metric → float64 [2], sum and count (or weight)
     largest: Mapping[str, Tensor] = field(default_factory=dict)  # metric → [], over all passes
     per_batch: Mapping[str, Tensor] = field(default_factory=dict)  # metric → [], added up in an optimizer batch
-    stats: PolicyStats | None = None  # of the policy's ratios
+    stats: PolicyStats | None = None  # statistics of the policy's ratios
 
 
 class Term(Protocol):
@@ -162,7 +162,7 @@ class Term(Protocol):
 
     @property
     def metrics(self) -> Sequence[str | Metric]:
-        """What :meth:`share` may measure, all of it: rows of its own, and names that have a row already."""
+        """All metrics that :meth:`share` may measure: rows of its own, and names that have a row already."""
         ...
 
     def weights(self, batch: OptimizerBatch) -> Tensor:
@@ -171,11 +171,11 @@ class Term(Protocol):
         ...
 
     def carries_gradient(self, batch: OptimizerBatch, weights: Tensor) -> Tensor:
-        """Which records get a gradient from this term: bool [n]."""
+        """Returns the mask of records that get a gradient from this term, bool [n]."""
         ...
 
     def share(self, seen: Forward, weights: Tensor) -> Share:
-        """What m records add to the loss.
+        """Returns the part of m records in the loss, and metrics.
 
         Args:
             weights: those of the m records.

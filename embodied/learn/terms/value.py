@@ -18,7 +18,7 @@ from embodied.types import PolicySpec
 
 @dataclass(frozen=True)
 class Options:
-    """Keys of ``algorithm``."""
+    """Keys of ``algorithm`` that this term reads."""
 
     adv_type: str
     value_loss: str
@@ -27,7 +27,7 @@ class Options:
 
 
 class ValueTerm:
-    """Raises ConfigError if the policy has no value head, or one with another number of values.
+    """Value loss. Raises ConfigError if the policy has no value head, or one with another number of values.
 
     The denominator is the number of rewards, whatever ``loss_agg_func`` says of the policy's elements.
     """
@@ -45,7 +45,7 @@ class ValueTerm:
         return cls(setup) if setup.algorithm.adv_type == "gae" else None
 
     def weights(self, batch: OptimizerBatch) -> Tensor:
-        """Float32 [n, V]."""
+        """Returns the weights of the rewards, float32 [n, V]."""
         return aggregation.weights(self._rewards.mask(batch.counts), batch.sequence_ids, "token-mean")
 
     def carries_gradient(self, batch: OptimizerBatch, weights: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Commands in processes of their own, each ended with all that it has started: of the doctor and of the self-test.
+"""Runs commands of the doctor and the self-test in processes of their own; ends each with all that it has started.
 
 | file | knows |
 |---|---|

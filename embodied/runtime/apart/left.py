@@ -11,8 +11,8 @@ from pathlib import Path
 
 LABEL = "EMBODIED_APART"
 """Variable that holds the label. Nothing but this file reads it."""
-END_S = 1.0  # until a killed process is gone
-ROUNDS = 5  # what is ended may have started others meanwhile
+END_S = 1.0  # longest wait for a killed process to be gone
+ROUNDS = 5  # searches at most: a process may have started others before it was killed
 
 
 def end_left(label: str) -> int:
@@ -56,5 +56,5 @@ def _await_end(opened: int) -> None:
 
 
 def _carries(pid: int, label: str) -> bool:
-    """Whether a process carries the label; one that has ended and waits to be reaped has no environment."""
+    """Returns whether a process carries the label. One that waits to be reaped has no environment, so it does not."""
     return f"{LABEL}={label}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")

@@ -12,7 +12,7 @@ from embodied.lib.child import Child, reap
 
 
 class Processes:
-    """The commands that run now. Once they are stopped, no other starts."""
+    """Commands that run now, one process group each. Once they are stopped, no other starts."""
 
     def __init__(self) -> None:
         self.stopped = threading.Event()
@@ -20,7 +20,7 @@ class Processes:
         self._processes: set[Child] = set()
 
     def start(self, command: Sequence[str], log: Path, more: Mapping[str, str] | None = None) -> Child | None:
-        """Starts a command in a group of its own, which imports from where this process does.
+        """Starts a command in a process group of its own, with the import path of this process.
 
         Args:
             log: gets what it prints, at its end: it may be cut meanwhile.
@@ -47,7 +47,7 @@ class Processes:
         reap([process])
 
     def stop(self) -> None:
-        """Kills all that run."""
+        """Kills all commands that run; no other starts."""
         with self._lock:
             self.stopped.set()
             left = [*self._processes]

@@ -34,18 +34,18 @@ POLL_S = 0.005
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How an engine is started and watched."""
+    """Start command, environment, time limits and restarts of an inference engine."""
 
     command: tuple[str, ...]  # starts its process
-    setup: Mapping[str, Any]  # what the engine is made from (``child/serve.py``)
+    setup: Mapping[str, Any]  # set-up message from which the process makes the engine (``child/serve.py``)
     environment: Mapping[str, str]
     logs: Path
-    init_timeout_s: float  # to start, and to take weights
-    answer_timeout_s: float  # between two signs of life while it generates
-    max_restarts: int  # of failures in a row, without an answer in between
-    remedy: str  # of errors that say why the process has ended
-    name: str = "engine"  # of its log
-    weights_dtype: torch.dtype | None = None  # in which weights travel; None = as the policy gives them
+    init_timeout_s: float  # limit to start, to take weights, to sleep and to wake
+    answer_timeout_s: float  # longest silence between two signs of life while it generates
+    max_restarts: int  # most failures in a row, without an answer in between
+    remedy: str  # fix that errors about an ended process suggest
+    name: str = "engine"  # name of its log
+    weights_dtype: torch.dtype | None = None  # number format in which weights travel; None = as the policy gives them
 
 
 class Engine:
@@ -83,7 +83,7 @@ class Engine:
 
     @property
     def weights_rest(self) -> bool:
-        """Whether the policy has no weights on its device from :meth:`begin` to :meth:`rest`."""
+        """True if the policy has no weights on its device from :meth:`begin` to :meth:`rest`."""
         return self._weights.rests
 
     def begin(self, sampling: Sampling) -> None:

@@ -1,5 +1,5 @@
-"""What is known of each transfer of weights to an engine, and of the log-probs that it then computed: compared, told in
-errors, and kept as files where ``rollout.validate_save_dir`` asks for them.
+"""Compares the weights that an engine was sent with those that it read, and its log-probs with the policy's. Errors
+tell what differs; files keep it where ``rollout.validate_save_dir`` asks for them.
 
 | file of transfer N | content |
 |---|---|
@@ -25,7 +25,7 @@ KEY = "rollout.validate_save_dir"
 
 
 class Evidence:
-    """Keeps what does not agree, and the first that does if asked.
+    """Compares and keeps what does not agree; if asked, also the first transfer that does.
 
     Args:
         folder: gets the files, which replace those of an earlier run; None = nothing is written.
@@ -84,7 +84,7 @@ class Evidence:
 
 
 def remedy(kept: str) -> str:
-    """Returns the part of a fix that leads to what was compared."""
+    """Returns the end of a fix: where the compared values are kept, or which key keeps them."""
     return kept or f"{KEY}=FOLDER keeps what was compared"
 
 

@@ -34,8 +34,8 @@ MOSTLY = 0.98  # least share of their tokens that the policy's own distribution 
 class FirstTexts:
     """Records of an engine's first texts, taken out of their rows, which others may soon have."""
 
-    records: Mapping[str, torch.Tensor]  # on the device
-    logprobs: np.ndarray  # of the engine, [n, tokens]
+    records: Mapping[str, torch.Tensor]  # observations and decisions, on the device
+    logprobs: np.ndarray  # log-probs that the engine gave, [n, tokens]
     counts: np.ndarray  # bool [n, tokens], which tokens there are
 
 
@@ -72,7 +72,7 @@ class EnginePort:
         self._rows = PolicyRows(policy, slab, env, device)
         self._draw = Draw(Sampling(), 0, Stream.TRAIN_NOISE)
         self._busy: dict[int, Request] = {}  # number of what the engine was asked → what it answers
-        self._put_off: list[FirstTexts] = []  # to be compared when the rollout has ended
+        self._put_off: list[FirstTexts] = []  # texts to be compared when the rollout has ended
 
     def begin(self, draw: Draw) -> None:
         self._policy.bind(self._env)

@@ -17,7 +17,7 @@ from embodied.lib.child import Child, how_it_ended
 from embodied.runtime.engine.child.wire import Message, Reader, pack
 from embodied.runtime.pool.exit_status import tail
 
-STACK_S = 0.2  # between asking a process that hangs for its stack and reading its log
+STACK_S = 0.2  # pause between asking a process that hangs for its stack and reading its log
 
 
 class EngineProcess:

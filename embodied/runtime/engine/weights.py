@@ -19,22 +19,22 @@ RUN = 4096  # numbers that are summed at a time
 
 
 class Weights(Protocol):
-    """Where the policy's own weights are while an engine generates."""
+    """Moves the policy's own weights off the device while an engine generates, or leaves them there."""
 
     @property
     def rests(self) -> bool:
-        """Whether :meth:`rest` takes them away."""
+        """True if :meth:`rest` takes them off the device."""
         ...
 
     def rest(self) -> None:
-        """Free the device of them. They are not used until :meth:`wake`."""
+        """Move the weights off the device, if :attr:`rests`. They are not used until :meth:`wake`."""
 
     def wake(self) -> None:
-        """Bring them back, if they rest."""
+        """Move the weights back, if they were moved."""
 
 
 class StayingWeights:
-    """They stay where they are."""
+    """Leaves the policy's weights on their device."""
 
     rests = False
 

@@ -22,7 +22,7 @@ WARM_UP = 2  # calls before the capture: in them libraries choose kernels and al
 
 
 class Act(Protocol):
-    """What the rollout calls: :meth:`embodied.protocols.Policy.act` or a capture of it."""
+    """The policy call of a rollout: :meth:`embodied.protocols.Policy.act` or a capture of it."""
 
     def __call__(self, obs: Mapping[str, Tensor], noise: Tensor, sampling: Sampling) -> Decision: ...
 

@@ -35,14 +35,14 @@ class Request:
     observations are answered alike, whichever slot and row they stand in."""
 
     slot: int
-    row: int  # of the slab: the observation and the record's keys stand there, the decision goes there
+    row: int  # row of the slab: holds the observation and the record's keys; the decision goes there
     episode_id: int
     t: int  # index of the record in its episode
 
 
 @dataclass(frozen=True)
 class Draw:
-    """How the decisions of one rollout are drawn."""
+    """Sampling parameters and random stream of one rollout's decisions."""
 
     sampling: Sampling
     seed: int
@@ -65,7 +65,7 @@ class PolicyPort(Protocol):
         ...
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Take requests on, in the order in which they are best answered."""
+        """Accept requests, in the order in which they are best answered."""
         ...
 
     def poll(self) -> list[Request]:
@@ -100,7 +100,7 @@ class PolicyPort(Protocol):
 
 @runtime_checkable
 class OffersPort(Protocol):
-    """What stands in the place of a policy and answers through a port of its own, e.g. answers in a file."""
+    """A stand-in for a policy, with a policy port of its own; e.g. answers that are read from a file."""
 
     def port(self, slab: Slab) -> PolicyPort:
         """The port that answers observations in the rows of ``slab``."""

@@ -31,7 +31,7 @@ def await_end(worker: WorkerProcess, deadline: float) -> list[SafeStopError]:
 
 
 def press(worker: WorkerProcess) -> None:
-    """Press a worker whose deadline has passed."""
+    """Ask a worker whose deadline has passed for its stack, or kill it. Raises if its robot cannot be stopped."""
     try:
         worker.press()
     except SafeStopError as failed:

@@ -31,7 +31,7 @@ from embodied.runtime.pool.forking import MAX_FDS, MESSAGE_BYTES, Ended, Forked,
 from embodied.runtime.pool.placement import START, module_folders, worker_environment
 
 ANSWER_S = 60.0  # limit for a fork, and for an exit status; both take milliseconds, but the machine may be very busy
-STACK_S = 0.2  # between asking a hung server for its stack and killing it
+STACK_S = 0.2  # pause between asking a hung server for its stack and killing it
 
 
 class ForkServer:
@@ -88,7 +88,7 @@ class ForkServer:
         raise self._failed()
 
     def _serves(self) -> bool:
-        """Whether the server serves. Waits for its first message if that has not come."""
+        """Returns whether the server serves. Waits for its first message if that has not come."""
         server = self._process
         if server.serving is None:
             server.await_serving(self._timeout)
@@ -134,7 +134,7 @@ class ServerProcess:
 
     def has_ended(self) -> bool:
         if self._process.poll() is not None:
-            while self._receive(ANSWER_S, "after its end") is not None:  # what it sent before its end
+            while self._receive(ANSWER_S, "after its end") is not None:  # messages sent before its end
                 pass
         return bool(self.fate)
 

@@ -43,7 +43,7 @@ class Hello:
     """Set-up of the server. It comes in a memfd, so that the server can read it again when it begins anew."""
 
     envs: tuple[tuple[str, Mapping[str, Any]], ...]  # target and arguments of each env class
-    sys_path: tuple[str, ...]  # as in embodied.runtime.messages.WorkerSetup
+    sys_path: tuple[str, ...]  # see embodied.runtime.messages.WorkerSetup
 
 
 class Serving(NamedTuple):
@@ -57,7 +57,7 @@ class Request(NamedTuple):
     """Asks for a worker. With it come the worker's end of the socket, what else it inherits, and last its log."""
 
     number: int  # the answer has the same number
-    environment: Mapping[str, str | None]  # what differs from the server's at its start; None = not set
+    environment: Mapping[str, str | None]  # variables that differ from the server's at its start; None = not set
 
 
 class Forked(NamedTuple):
@@ -73,7 +73,7 @@ class Ended(NamedTuple):
     """A worker has ended; it is reaped."""
 
     pid: int
-    code: int  # as subprocess counts: negative is a signal
+    code: int  # return code as in subprocess: negative is a signal
 
 
 def main() -> None:
@@ -141,7 +141,7 @@ def _import_env(target: str, kwargs: Mapping[str, Any]) -> None:
 
 
 def hazards() -> str:
-    """What a fork of this process would find broken; empty if nothing."""
+    """Returns what a fork of this process would break, such as threads and open devices; empty if nothing."""
     found = []
     threads = _threads()
     if threads:
@@ -232,7 +232,7 @@ def _fork(control: socket.socket, number: int, fds: Sequence[int]) -> tuple[int,
 
 
 def _become_worker(request: Request, log: int) -> None:
-    """In the child: switch to its own log and its own environment."""
+    """Switch a forked child to its own log and its own environment."""
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)

@@ -29,7 +29,7 @@ from embodied.runtime.worker.reward import ShapedReward
 from embodied.runtime.worker.shown import Shown
 from embodied.types import WorkerFacts
 
-STACK_S = 0.2  # between asking a hung worker for its stack and killing it: faulthandler has to write it
+STACK_S = 0.2  # pause between asking a hung worker for its stack and killing it: faulthandler has to write it
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Deadlines:
 
 @dataclass(frozen=True)
 class PoolConfig:
-    """How to start a pool. ``env_kwargs`` are arguments of the env's class; each slot gets an instance of its own."""
+    """Settings of a pool. ``env_kwargs`` are arguments of the env's class; each slot gets an instance of its own."""
 
     num_slots: int
     num_workers: int
@@ -60,7 +60,7 @@ class PoolConfig:
     reward: ShapedReward
     deadlines: Deadlines
     log_dir: Path
-    eval_reward: ShapedReward | None = None  # of episodes that evaluate; None = the same
+    eval_reward: ShapedReward | None = None  # reward of episodes that evaluate; None = the same
     live: bool = False  # videos are shown in a window while they are recorded
     shown: Shown | None = None  # how a policy's decision is said on videos
     env_channel: tuple[str, str, int] = ("embodied", "obs_buffer", 0)  # name, queue_name, queue_size
@@ -87,14 +87,14 @@ class WorkerProcess:
     process: subprocess.Popen | ForkedProcess
     pidfd: int
     socket: socket.socket
-    outbox: Outbox  # what its RESETs need besides, over the socket
+    outbox: Outbox  # messages that its RESETs need besides, over the socket
     channel: Channel
     log: Path
     since: float  # monotonic time at which its present phase began
     told: float = 0.0  # monotonic time at which it was last given a command
     facts: WorkerFacts | None = None
     batch: bool = False  # its slots are stepped together, in rounds (:mod:`embodied.runtime.worker.batch`)
-    pending: dict[int, Command] = field(default_factory=dict)  # by slot, not yet answered, oldest first
+    pending: dict[int, Command] = field(default_factory=dict)  # unanswered commands by slot, oldest first
     resets: int = 0  # number of RESETs in pending
     in_episode: set[int] = field(default_factory=set)  # slots that were reset and whose episode has not ended
     words: Ready | None = None  # its own message about why it ends
@@ -110,7 +110,7 @@ class WorkerProcess:
 
     @property
     def phase(self) -> str | None:
-        """What it should be doing: starting, resetting, stepping, or None while nothing is asked of it."""
+        """Present phase: starting, resetting, stepping; None while nothing is asked of it."""
         if self.facts is None:
             return "starting"
         if not self.pending or self.waits:
@@ -120,7 +120,7 @@ class WorkerProcess:
 
     @property
     def waits(self) -> bool:
-        """Whether a batch can do nothing: some slot in the middle of its episode has no command."""
+        """True if its batch cannot step: some slot in the middle of its episode has no command."""
         return self.batch and not self.resets and len(self.pending) < len(self.in_episode)
 
     @property
@@ -208,7 +208,7 @@ class WorkerProcess:
             self.kill()  # it has reported everything, and closing could hang
 
     def notices(self) -> list[str]:
-        """What it has told besides its answers, since the last call. Does not wait for more."""
+        """Returns its notices since the last call; does not wait for more."""
         told: list[str] = []
         waiting = select.poll()
         waiting.register(self.socket, select.POLLIN)

@@ -1,4 +1,4 @@
-"""A process beside each worker of a robot, which brings the robot to a stand before its worker is killed.
+"""Guardian: a process beside each worker of a robot, which stops the robot before that worker is killed.
 
     launcher ── setup ──────▶ guardian    it imports the env's class at once: a stop must not wait for imports
     launcher ◀── ready ────── guardian
@@ -39,12 +39,12 @@ from embodied.runtime.pool.placement import START, module_folders
 
 @dataclass(frozen=True)
 class Setup:
-    """What a guardian is told at its start."""
+    """First message to a guardian: the env's class and how to make it."""
 
     env_target: str
     env_kwargs: Mapping[str, Any]
-    sys_path: tuple[str, ...]  # as in embodied.runtime.messages.WorkerSetup
-    timeout_s: float  # that a stop may take
+    sys_path: tuple[str, ...]  # see embodied.runtime.messages.WorkerSetup
+    timeout_s: float  # longest time that a stop may take
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Worker(NamedTuple):
 
 
 def main() -> int:
-    """Serves one launcher. Returns the exit status."""
+    """Runs the guardian of one launcher; returns the exit status."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     launcher = socket.socket(fileno=int(sys.argv[2]))
@@ -159,7 +159,7 @@ def main() -> int:
     sys.path += [folder for folder in setup.sys_path if folder not in sys.path]
     try:
         env: SafeStop = load_target(setup.env_target, "env._target_")(**setup.env_kwargs)
-        _ = env.safe_stop  # what is missing is found before the robot moves
+        _ = env.safe_stop  # fails now, before the robot moves, if the hook is missing
     except Exception:  # noqa: BLE001  whatever an env raises is told to the launcher
         send(launcher, Done(traceback.format_exc()))
         return 1

@@ -15,7 +15,7 @@ SAID_LINES = 12  # shown lines of a traceback or log; the log has all of it
 
 
 class Supervisor:
-    """Counts failures.
+    """Counts workers' failures in a row; ends the run after too many.
 
     Args:
         max_restarts: restarts of one worker in a row; the failure after that ends the run. 0: the first does.
@@ -29,7 +29,7 @@ class Supervisor:
         self.total = 0  # failures that were survived
 
     def noticed(self, notices: Sequence[str]) -> None:
-        """Say what workers told besides their answers: the first of it, as the others tell the same."""
+        """Print the first notice of a worker; the other workers tell the same."""
         if notices and not self._noticed:
             self._noticed = True
             self._say(notices[0])

@@ -26,7 +26,7 @@ from embodied.types import Episode, EpisodeResult, Lease, Sampling
 
 @dataclass(frozen=True)
 class Job:
-    """How to run a plan.
+    """Settings with which a plan is run.
 
     Args:
         max_steps: step limit of each episode, control steps.
@@ -105,7 +105,7 @@ class Running:
 
     episode: Episode
     leases: list[Lease] = field(default_factory=list)  # records so far; the last one holds the present observation
-    next: Lease | None = None  # where the observation after the chunk in flight goes
+    next: Lease | None = None  # row for the observation after the chunk in flight
     steps: int = 0
     t: int = -1  # index of the last record
     episode_return: float = 0.0
@@ -154,7 +154,7 @@ class Episodes:
 
     @property
     def may_start(self) -> bool:
-        """Whether an episode waits and there are rows for it."""
+        """True if an episode waits and there are rows for it."""
         return bool(self.pending) and self._records.free - self._reserved >= self._rows_needed
 
     def start(self, slot: int, index: int) -> tuple[Command, Video | None, Draws | None]:

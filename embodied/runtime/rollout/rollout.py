@@ -64,7 +64,7 @@ class BuiltTasks:
             running: episodes of the other slots.
         """
         built = self.built[slot]
-        if built and pending[0].start.task_id == built[-1]:  # as always with one task: nothing to compare
+        if built and pending[0].start.task_id == built[-1]:  # nothing to compare: always so with one task
             return 0
         busy_tasks = {episode.start.task_id for episode in running}
 
@@ -156,8 +156,8 @@ class Rollout:
             if (now := time.monotonic()) >= say_at:
                 say_at = now + SHARE_INTERVAL_S
                 on_share(run.episodes.share)
-            due = run.due()  # before episodes start, so that no stage waits for a reset that has only begun
-            run.start_episodes()  # before the policy answers, so that they are reset meanwhile
+            due = run.due()  # asked before episodes start, so that no stage waits for a reset that has only begun
+            run.start_episodes()  # starts before the policy answers, so that episodes are reset meanwhile
             if due or self._policy.pending:
                 with self._sections("rollout/policy"):
                     run.submit(due)
@@ -326,7 +326,7 @@ class Run:
         for request in requests:
             self._asked.remove(request.slot)
             self._send(self.episodes.step(request.slot))
-        self._envs.flush()  # before the policy goes on
+        self._envs.flush()  # wakes the workers before the policy goes on
 
     def value_final_observations(self) -> None:
         """Let the policy give the value of each final observation. This is done at the end, in full batches, so that no

@@ -1,4 +1,4 @@
-"""Which rollouts leave a trace (``rollout.trace``), and where it goes.
+"""Chooses the rollouts that leave a trace (``rollout.trace``), and writes it.
 
 | which | rollouts | spans |
 |---|---|---|
@@ -49,7 +49,7 @@ class Traces:
         return Timeline(slots, keep=self._spans(job))
 
     def _spans(self, job: Job) -> float:
-        """How many spans of a rollout are kept."""
+        """Returns the number of spans of a rollout that are kept."""
         side = _side(job)
         if self._folder is None or (self._which == "eval" and side != "eval"):
             return 0

@@ -39,7 +39,7 @@ ROW_BYTES = 32 << 20  # most bytes of a row that holds more than one step
 
 @dataclass(frozen=True)
 class ExpertJob:
-    """What every attempt of a recording has in common.
+    """Settings that all attempts of a recording share.
 
     Args:
         seed: keys the noise; that of attempt n is a function of the seed and n.
@@ -53,7 +53,7 @@ class ExpertJob:
     mistakes: float = 0.0
 
     def mistaken(self, attempt: int) -> bool:
-        """Whether this attempt is of another thing."""
+        """Returns whether the expert does another thing than asked for in this attempt."""
         return self.mistakes > 0 and generator(self.seed, Stream.EXPERT_MISTAKES, attempt).random() < self.mistakes
 
 

@@ -28,7 +28,7 @@ from embodied.types import ContinuousAction, EnvSpec, Obs
 
 
 class Use(IntEnum):
-    """What random numbers of an episode are for."""
+    """Purpose of an episode's random numbers: each has a stream of its own."""
 
     CAMERAS = 0
     LIGHT = 1
@@ -96,8 +96,8 @@ class Disturbance:
     # -- observations ------------------------------------------------------------------------------------------------
 
     def stepped(self, goes_on: bool) -> Obs | None:
-        """Counts a control step of the chunk. Returns what to render the present observation into, if it will be shown
-        later: at the end of a chunk, ``latency`` control steps from now.
+        """Counts a control step of the chunk. Returns the arrays to render into if the present observation will be
+        shown later, at the end of a chunk ``latency`` control steps from now; else None.
 
         Args:
             goes_on: whether the episode does.
@@ -107,7 +107,7 @@ class Disturbance:
         return self._keep() if due else None
 
     def target(self, out: Obs) -> Obs | None:
-        """What to render the present observation into, so that :meth:`show` can fill ``out``; None = nothing."""
+        """Returns the arrays to render into, so that :meth:`show` can fill ``out``; None: skip rendering."""
         if not self._by.latency:
             return out
         return self._keep() if self._steps == 0 else None

@@ -1,4 +1,4 @@
-"""What cameras do to pictures: light, contrast, blur, noise. Pure functions of arrays; strength 0 changes nothing.
+"""Camera effects on pictures: light, contrast, blur, noise. Pure functions of arrays; strength 0 changes nothing.
 
 Pictures are float32 [C, H, W, 3] with values from 0 to 255; :func:`to_bytes` rounds at the end, once.
 """

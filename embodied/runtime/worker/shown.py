@@ -1,5 +1,5 @@
-"""What of a policy's decision stands on a video: its value and how likely it was. Both are read from the record's row,
-where the policy has written them, so that a video asks it for nothing. Imports no torch: env workers use it."""
+"""Writes a policy's decision on a video: its value and its probability. Both are read from the record's row, so that a
+video asks the policy for nothing. Imports no torch: env workers use it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from embodied.types import Elements, PolicySpec
 
 @dataclass(frozen=True)
 class Shown:
-    """Says a decision in a few words.
+    """Puts a decision into a few words for a video.
 
     Args:
         elements: what of a decision has a log-prob.
@@ -28,8 +28,8 @@ class Shown:
 
     @classmethod
     def of(cls, spec: PolicySpec, value: bool) -> Shown | None:
-        """What is shown of this policy's decisions; None if they have no log-probs. A policy that draws with normal
-        noise has continuous actions."""
+        """Chooses what to show of this policy's decisions; None if they have no log-probs. A policy that draws with
+        normal noise has continuous actions."""
         return cls(spec.elements, spec.noise.kind != "normal", value) if "logprobs" in spec.decision else None
 
     def text(self, arrays: Mapping[str, np.ndarray], row: int) -> str:

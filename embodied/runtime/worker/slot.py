@@ -46,10 +46,10 @@ class Slot:
         self._pictured: tuple[int, ...] | None = None  # control step and size of the last picture of the video
         self._video: VideoWriter | None = None
         self._says = False  # the decision stands on the video
-        self.video_s = self.shown_s = 0.0  # of the chunk: of its video, and of these those of show()
+        self.video_s = self.shown_s = 0.0  # seconds of the chunk's video, and those of them in show()
         self._steps = self._max_steps = 0
         self._ignore_terminations = False
-        self.disturbance: Disturbance | None = None  # of the episode; None = it is not perturbed
+        self.disturbance: Disturbance | None = None  # perturbation of the episode; None = it has none
 
     def begin(self, command: Command, video: Video | None, disturbance: Disturbance | None = None) -> None:
         """Begin the episode of ``command``; the env has just been reset for it, and its cameras were moved."""
@@ -89,7 +89,7 @@ class Slot:
         self._told = NO_INFO
 
     def executed(self, actions: np.ndarray) -> np.ndarray:
-        """What is executed of a chunk that the policy has decided, [K, …]."""
+        """Returns the actions to execute for a chunk that the policy decided, [K, …]; perturbed if the episode is."""
         return actions if self.disturbance is None else self.disturbance.execute(actions)
 
     def count(self, result: StepResult) -> bool:
@@ -126,11 +126,11 @@ class Slot:
         )  # fmt: skip
 
     def target(self, out: Obs) -> Obs | None:
-        """What to render the present observation into, before :meth:`show`; None = nothing."""
+        """Returns the arrays to render into before :meth:`show`; None: skip rendering, a delayed frame is shown."""
         return out if self.disturbance is None else self.disturbance.target(out)
 
     def show(self, out: Obs) -> None:
-        """Make ``out`` what the policy sees."""
+        """Fill ``out`` with the observation that the policy sees."""
         if self._video is not None and self._interval is None:
             before = self.video_s
             undisturbed = "images" in out and self.disturbance is None
@@ -228,8 +228,8 @@ def start_of(command: Command) -> Start:
 
 
 def wants_observation(command: Command, result: ChunkResult) -> bool:
-    """Whether a STEP's ``next_row`` gets the observation after it: yes while the episode goes on, and at its end if
-    that was asked for."""
+    """Returns whether a STEP's ``next_row`` gets the observation after it: yes while the episode goes on, and at its
+    end if that was asked for."""
     if result.truncated:
         return command.observe_truncated
     return command.observe_terminated if result.terminated else True

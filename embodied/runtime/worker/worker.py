@@ -43,7 +43,7 @@ call of the policy takes longer."""
 
 
 class Singles:
-    """Serves the commands of slots that have an env each, one after another."""
+    """Serves the commands of slots with one env each, one after another."""
 
     def __init__(
         self, envs: Mapping[int, tuple[Env, Slot]], rows: WorkerRows, completions: Ring, next_message: Callable[[], Any]
@@ -184,8 +184,8 @@ class Worker:
         return Rounds(batch, spec, slots, names, rows, self._channel.completions, self._next_message)
 
     def _next_message(self) -> Any:
-        """What belongs to a RESET and comes over the socket: the file of its video, then its perturbation. A list has
-        those of one RESET or more."""
+        """Returns the next message to a RESET from the socket: the file of its video, then its perturbation. A list
+        has those of one RESET or more."""
         if not self._messages:
             self._messages.extend(receive(self._launcher))
         return self._messages.popleft()

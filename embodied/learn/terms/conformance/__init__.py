@@ -1,1 +1,1 @@
-"""Checks of a term of the user's, before anything is collected with it."""
+"""Checks a user-defined term before anything is collected with it."""

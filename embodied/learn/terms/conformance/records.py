@@ -20,7 +20,7 @@ from embodied.schema import AlgorithmConfig
 from embodied.types import ArraySpec, Elements, EnvSpec, Evaluation, Noise, PolicySpec
 
 Fields = Callable[[int], Mapping[str, Tensor]]
-CHOICES = 5  # of each element, in a made-up distribution
+CHOICES = 5  # number of choices of each element, in a made-up distribution
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Case:
     setup: Setup
     batch: OptimizerBatch
     records: Mapping[str, Tensor]
-    leaves: Mapping[str, Tensor]  # what the policy gives: logprobs, and entropy, value, distribution if it has them
+    leaves: Mapping[str, Tensor]  # outputs of the policy: logprobs, and entropy, value, distribution if it has them
     reference: Evaluation | None
 
     def forward(self, leaves: Mapping[str, Tensor], index: Tensor | None = None) -> Forward:
@@ -66,7 +66,7 @@ class Case:
 
 
 def tensors(seen: Forward) -> Iterator[tuple[str, Tensor]]:
-    """What terms are given in common, so that none may change it."""
+    """Yields the tensors that all terms share, by name: none may change them."""
     yield from (("new", seen.new), ("old", seen.old))
     for name in ("mask", "weights", "advantages", "positive", "drift", "value_targets", "proximal"):
         if (values := getattr(seen.batch, name)) is not None:
@@ -82,7 +82,7 @@ def _like(mask: Tensor, values: Tensor) -> Tensor:
 
 
 def usual_setup() -> Setup:
-    """What a small policy of action tokens with a value head asks of terms: four actions of three numbers."""
+    """Makes the set-up of a small policy of action tokens with a value head: four actions of three numbers."""
     shape = (4, 3)
     decision = {
         "actions": ArraySpec(shape, "float32"), "action_tokens": ArraySpec(shape, "int32"),
@@ -99,7 +99,7 @@ def make_case(setup: Setup, needs: frozenset[Need], step: float, device: torch.d
     layout, spec, n = setup.layout, setup.spec, RECORDS
     counts = _counts(setup)
     inputs = made_up(layout.size, step)
-    columns = torch.arange(layout.size) % inputs.old.shape[1]  # of a long text, some stand there again
+    columns = torch.arange(layout.size) % inputs.old.shape[1]  # columns repeat where a text is longer than the inputs
     new, old, wave = inputs.logprobs[:, columns], inputs.old[:, columns], _wave(n, layout.size)
     leaves = {"logprobs": new, **({"entropy": 1 + 0.5 * wave} if spec.entropy else {})}
     records = {name: _field(declared, spec.categories.get(name, 2)) for name, declared in spec.decision.items()}

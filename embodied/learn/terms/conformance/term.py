@@ -86,7 +86,7 @@ class _Check:
         return replace(case, batch=replace(case.batch, of_terms=(weights,)))
 
     def share(self, case: Case) -> None:
-        """Type, shape and numbers of a share, and what it leaves of what it was given."""
+        """A share has the right type, shape and finite numbers; its inputs are unchanged."""
         seen = case.forward(_leaves(case))
         before = [(name, values.detach().clone()) for name, values in tensors(seen)]
         share = self._call(seen)
@@ -115,7 +115,7 @@ class _Check:
             )  # fmt: skip
 
     def _measured(self, share: Share) -> None:
-        """Names and shapes of the metrics."""
+        """Metrics have declared names and the right shapes."""
         kinds = {"means": (share.means, (2,)), "largest": (share.largest, ()), "per_batch": (share.per_batch, ())}
         for kind, (values, shape) in kinds.items():
             for name, value in values.items():
@@ -206,7 +206,7 @@ class _Check:
             )  # fmt: skip
 
     def uncounted(self, case: Case) -> None:
-        """What was not executed changes neither loss nor metrics."""
+        """Elements that were not executed change neither loss nor metrics."""
         share = self._called(case, _leaves(case))
         other = self._weighted(case.with_other_values())
         changed = self._called(other, _leaves(other))
@@ -220,7 +220,7 @@ class _Check:
                 )  # fmt: skip
 
     def _repeats(self, case: Case, share: Share) -> bool:
-        """Whether calls give the same again, whatever global generators say."""
+        """Returns whether a second call gives the same, whatever the global generators hold."""
         if share.loss is None:
             return True
         again = [self._value(case, case.leaves, seed) for seed in range(1, 1 + REPEATS)]
@@ -231,7 +231,7 @@ class _Check:
         return 0.0 if loss is None else loss.item()
 
     def _gradients(self, case: Case) -> dict[str, Tensor] | None:
-        """Of the loss by all that the policy gives; None of a term that only measures."""
+        """Returns the gradients of the loss by the policy's outputs; None for a term that only measures."""
         leaves = _leaves(case)
         loss = self._called(case, leaves).loss
         if loss is None:
@@ -288,7 +288,7 @@ def _direction(values: Tensor, row: int) -> Tensor:
 
 
 def _agree(expected: float, slope: float, distance: float) -> bool:
-    rounding = 1e-6 / distance  # of the two values, float32
+    rounding = 1e-6 / distance  # float32 rounding of the two values, divided by their distance
     return abs(expected - slope) <= STEEPNESS * max(abs(expected), abs(slope)) + rounding
 
 

@@ -25,12 +25,12 @@ from typing import Any, NamedTuple, Protocol
 
 from wire import Message, Reader, pack
 
-ALIVE_S = 0.5  # between two signs of life
+ALIVE_S = 0.5  # interval between two signs of life
 ENGINES = {"vllm": "vllm_engine"}  # name → module with a function ``make``
 
 
 class Answer(NamedTuple):
-    """A text that is whole."""
+    """A finished text."""
 
     number: int
     tokens: Sequence[int]
@@ -38,22 +38,22 @@ class Answer(NamedTuple):
 
 
 class Engine(Protocol):
-    """What generates."""
+    """An inference engine as this process drives it: requests go in, texts come out."""
 
     version: str
 
     def begin(self, sampling: dict[str, Any]) -> None:
-        """Take over how the requests that follow are sampled."""
+        """Set how the requests that follow are sampled."""
 
     def add(self, number: int, prompt: list[int], seed: int) -> None:
-        """Take a request on."""
+        """Add a request: prompt tokens, and the seed of its sampling."""
 
     def abort(self, number: int) -> None:
         """Forget a request; it may be whole already."""
 
     @property
     def busy(self) -> bool:
-        """Whether there is something to generate."""
+        """True while some request is not finished."""
         ...
 
     def step(self) -> list[Answer]:
@@ -65,10 +65,10 @@ class Engine(Protocol):
         ...
 
     def sleep(self) -> None:
-        """Free the memory of the device, without forgetting the weights."""
+        """Free the device's memory; the weights are kept."""
 
     def wake(self) -> None:
-        """Take that memory again."""
+        """Take the device memory again that :meth:`sleep` has freed."""
 
 
 class Server:

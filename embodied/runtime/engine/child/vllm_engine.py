@@ -35,7 +35,7 @@ def make(setup: dict[str, Any]) -> VLLM:
 
 
 class VLLM:
-    """See :class:`serve.Engine`."""
+    """Drives vLLM's ``LLMEngine`` as a :class:`serve.Engine`."""
 
     def __init__(self, setup: dict[str, Any]) -> None:
         self.version = f"vllm {vllm.__version__}"
@@ -103,7 +103,7 @@ def parameters(sampling: dict[str, Any], seed: int) -> SamplingParams:
         stop_token_ids=[] if sampling["ignore_eos"] else sampling["ends"],
         ignore_eos=sampling["ignore_eos"],
         seed=seed if drawn else None,
-        logprobs=0,  # of the token that was drawn, and of no others
+        logprobs=0,  # log-prob of the token that was drawn, and of no others
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
 

@@ -1,4 +1,4 @@
-"""What a worker of vLLM can do besides (``worker_extension_cls``): take weights from a file."""
+"""Extends vLLM's worker (``worker_extension_cls``): it can load weights from a file."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Reader:
         self._bytes = bytearray()
 
     def feed(self, received: bytes) -> Iterator[Message]:
-        """Yields the messages that are whole with ``received``."""
+        """Yields the messages that ``received`` completes."""
         self._bytes += received
         while len(self._bytes) >= LENGTHS.size:
             text, body = LENGTHS.unpack_from(self._bytes)
