@@ -13,7 +13,7 @@ from embodied.errors import ConfigError
 
 TOKEN_VARIABLE = "EMBODIED_SERVE_TOKEN"
 SHORTEST_TOKEN = 16
-SCHEMES = ("api-key", "bearer")  # of the header Authorization: openpi's client sends the first, curl users the second
+SCHEMES = ("api-key", "bearer")  # schemes of Authorization: openpi's client sends the first, curl users the second
 
 
 def is_loopback(host: str) -> bool:
@@ -77,7 +77,7 @@ def tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
     context.num_tickets = 0
     try:
         context.load_cert_chain(certificate, key)
-    except OSError as error:  # that of the ssl module, too
+    except OSError as error:  # errors of the ssl module are OSErrors, too
         raise ConfigError(
             f"--tls-cert {certificate} and --tls-key {key} cannot be used: {error}",
             "give a certificate (PEM) and the private key that belongs to it, without a password",

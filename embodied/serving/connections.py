@@ -70,7 +70,7 @@ class _Guarded(asyncio.Protocol):
 
     def __init__(self, connections: Connections, inner: asyncio.Protocol) -> None:
         self._connections, self._inner = connections, inner
-        self._address: str | None = None  # of the client, while the connection has a place
+        self._address: str | None = None  # the client's address while the connection has a place
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -39,7 +39,7 @@ class Host(Protocol):
     rate: Rate
     metrics: Metrics
     metadata: bytes  # the first message of each connection that stays open
-    directory: str  # what the server has, for requests that ask for something else
+    directory: str  # text that lists what the server has; the answer to an unknown path
     ready: bool  # False while the policy is warmed up, and from draining on
     draining: asyncio.Event  # set when the server ends: nothing new is taken
     conversations: set[Conversation]  # open now

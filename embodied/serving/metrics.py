@@ -97,7 +97,7 @@ class Metrics:
         self.note = Noted()
         self.registry.register(self.note)
         self.requests = self._make(Counter, "requests", ["protocol"])
-        self._requests: dict[str, Any] = {}  # by protocol
+        self._requests: dict[str, Any] = {}  # protocol → its counter
         self.errors = self._make(Counter, "errors", ["kind"])
         self.latency = self._make(Histogram, "latency_seconds", buckets=SECONDS)
         self.decode = self._make(Histogram, "decode_seconds", buckets=SECONDS)

@@ -30,7 +30,7 @@ from embodied.serving.wire.requests import QuestionReader
 log = logging.getLogger(__name__)
 
 DECODERS = 2  # threads that read requests
-LEAVE_S = 5.0  # for clients to answer a close
+LEAVE_S = 5.0  # time limit for clients to answer a close
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -58,7 +58,7 @@ class Server:
         self.service, self.reader, self.limits, self.metrics = service, reader, limits, metrics
         self.metadata = wire.pack(metadata)
         self.directory = f"here are {', '.join(route.title for route in routes)}, /healthz, /readyz and /metrics\n"
-        self._routes = sorted(routes, key=lambda route: "{" in route.path)  # what takes any path stands behind others
+        self._routes = sorted(routes, key=lambda route: "{" in route.path)  # a route that takes any path comes last
         self.wire_limits = wire.Limits(max_bytes=limits.max_bytes)
         self.rate = Rate(limits.rate, limits.burst)
         self.draining = asyncio.Event()

@@ -35,14 +35,14 @@ from embodied.types import EnvSpec, Sampling, TextAction
 
 log = logging.getLogger(__name__)
 
-CLOSE_S = 5.0  # for the policy's last call, which nobody waits for
+CLOSE_S = 5.0  # time limit for the policy's last call: nobody waits for its answer
 
 
 @dataclass(frozen=True)
 class Answer:
     """The actions that answer a question, and what they took."""
 
-    actions: np.ndarray  # of one record, as the env takes them: float32 [K, A], or int32 [K]
+    actions: np.ndarray  # actions of one record, as the env takes them: float32 [K, A], or int32 [K]
     infer_ms: float  # the policy's call
     queue_ms: float  # waiting for it
     batch: int  # questions in the call
@@ -135,13 +135,13 @@ class Service:
         self._samplings = {greedy: replace(sampling, do_sample=not greedy) for greedy in (True, False)}
         self._fields = {name: env.obs[name] for name in fields_of(env)}
         self._waiting: deque[_Waiting] = deque()
-        self._lock = threading.Lock()  # of what waits
+        self._lock = threading.Lock()  # guards ``_waiting``
         self._bell: SimpleQueue[None] = SimpleQueue()  # rings when something has come, or the end
         self._ends = False
         self._thread = threading.Thread(target=self._run, name="inference", daemon=True)
         metrics.waiting.set_function(lambda: len(self.waiting()))
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._warm: asyncio.Future[EmbodiedError | None] | None = None  # what was wrong with the first calls
+        self._warm: asyncio.Future[EmbodiedError | None] | None = None  # gives the error of the warm-up calls, or None
 
     # -- on the event loop -------------------------------------------------------------------------------------------
 

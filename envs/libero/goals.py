@@ -72,7 +72,7 @@ class Contacts:
     def __init__(self, domain: Any) -> None:
         self._original: Callable[..., bool] = domain.check_contact
         self._model, self._data = domain.sim.model, domain.sim.data._data
-        self._masks: dict[Any, np.ndarray] = {}  # by model: bool [ngeom]
+        self._masks: dict[Any, np.ndarray] = {}  # object → bool [ngeom], True at its contact geoms
 
     def __call__(self, geoms_1: Any, geoms_2: Any = None) -> bool:
         if not (hasattr(geoms_1, "contact_geoms") and hasattr(geoms_2, "contact_geoms")):

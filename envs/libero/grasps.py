@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 SPAN = 0.072  # the widest that the fingers, 0.08 apart when open, are sent around
-TIP = 0.012  # from the point between the pads down to the tips
-PALM = 0.04  # from that point up to the hand between the fingers
+TIP = 0.012  # distance from the point between the pads down to the tips
+PALM = 0.04  # distance from that point up to the hand between the fingers
 REACH = 0.032  # how far below the top of what is between the fingers that point may go
 RIM = 0.02  # how far below a rim that point goes
-HANDLE = 0.02  # what stands out from a rim by this much is a handle, which turns in the hand
+HANDLE = 0.02  # a part that stands out from a rim by this much is a handle, which turns in the hand
 MARGIN = 0.006  # kept from everything else
 ENOUGH = 0.006  # a grasp is as narrow as another if it is no more than this wider
 PER_TURN = 3.0  # turning the hand by 1 rad is as bad as this many points that meet something

@@ -58,7 +58,7 @@ class RendererChoice:
 
     name: str  # value for MUJOCO_GL
     reason: str
-    driver: str = ""  # what draws, as GL names it
+    driver: str = ""  # name of the renderer, as GL gives it
 
 
 def check_renderer(wanted: str = "auto") -> RendererChoice:

@@ -23,9 +23,9 @@ class Shared:
     """A simulator with its slots."""
 
     simulator: TaskSimulator
-    users: WeakSet[EnvSlot] = field(default_factory=WeakSet)  # that were in its task, and may come back
-    inside: WeakSet[EnvSlot] = field(default_factory=WeakSet)  # that are in its task now
-    holders: WeakSet[EnvSlot] = field(default_factory=WeakSet)  # whose state it has: one slot, or none
+    users: WeakSet[EnvSlot] = field(default_factory=WeakSet)  # slots that were in its task, and may come back
+    inside: WeakSet[EnvSlot] = field(default_factory=WeakSet)  # slots that are in its task now
+    holders: WeakSet[EnvSlot] = field(default_factory=WeakSet)  # slot whose state it has; one, or none
 
     def turn_to(self, slot: EnvSlot) -> None:
         """Puts away the state of the slot whose turn it was. That of the next is then to be set."""

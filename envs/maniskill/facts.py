@@ -35,7 +35,7 @@ from embodied.lib.whole import write_whole
 from .rendering import REMEDY
 
 _PROBE_TIMEOUT_S = 120.0
-_FORMAT = 3  # of the answers in the cache folder; another one is asked for again
+_FORMAT = 3  # version of the answers in the cache folder; those of another version are asked for again
 _ANSWERS = {error.__name__: error for error in (AssetsMissingError, ConfigError, UnknownNameError)}
 _REGISTERED = re.compile(r"register_env\(\s*[\"']([^\"']+)[\"']")
 

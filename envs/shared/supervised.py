@@ -89,7 +89,7 @@ def _work(work: Callable[[], str], finish: Callable[[], None], folder: Path) -> 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):  # an env may print what the locale does not have
         stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # who asks a terminal is told that there is none
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # standard input is empty: work that asks a terminal finds none
     own, status = os.getpid(), 0
     try:
         answer = work()

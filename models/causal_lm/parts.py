@@ -25,7 +25,7 @@ class Situation:
     """What changes while a policy is used."""
 
     max_bytes: int  # L, of an answer
-    team: Team | None = None  # what computes each text together; None = this process alone
+    team: Team | None = None  # processes that compute each text together; None = this process alone
     training_modules: list[nn.Module] = field(default_factory=list)  # those that behave differently in training
 
 

@@ -106,7 +106,7 @@ class RewardModel:
     def scores(self, batch: Mapping[int, list[int]]) -> dict[int, float]:
         """See :meth:`embodied.protocols.ScoresInPasses.scores`."""
         found = self._logits([*batch.values()] or [[0]]).tolist()
-        return dict(zip(batch, found, strict=False))  # of no text there is one row, which counts nothing
+        return dict(zip(batch, found, strict=False))  # an empty batch gives one row, which counts nothing
 
     def _logits(self, texts: Sequence[list[int]]) -> Tensor:
         """The logit of each text, float32 [n]."""

@@ -32,10 +32,10 @@ class Situation:
     """What changes while a policy is used."""
 
     statistics: Statistics
-    action_range: Range | None  # in the env's units; None until statistics or an env tell it
-    attention_open: bool  # whether the mask is a guess until the first observations settle it
+    action_range: Range | None  # range of actions in the env's units; None until statistics or an env tell it
+    attention_open: bool  # True: the mask is a guess until the first observations settle it
     attention_probe: dict[str, float] = field(default_factory=dict)  # attention mask → nats, once it was probed
-    env: EnvSpec | None = None  # that the policy is bound to
+    env: EnvSpec | None = None  # env that the policy is bound to
 
 
 @dataclass(frozen=True, eq=False)

@@ -50,7 +50,7 @@ class OpenVLAOFTPolicy(nn.Module):
         self.parts = parts
         # modules of this module, so that their weights are its own
         self.model, self.value_head, self.pixels = parts.model, parts.value_head, parts.pixels
-        self.padded = False  # whether the bound prompts differ in length
+        self.padded = False  # True if the bound prompts differ in length
         self._tasks: tuple[str, ...] = ()  # instructions of the bound env
         self._row: dict[str, int] = {}  # instruction → row of the table of prompts
         self._least = 0  # least tokens of a prompt, for envs whose sentences are not known beforehand

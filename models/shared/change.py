@@ -16,7 +16,7 @@ from torch import Tensor
 from embodied.protocols import Examples, Policy
 from embodied.types import Sampling
 
-ROWS = 4  # of one call: the policy may be a large one
+ROWS = 4  # rows of one call: the policy may be a large one
 GREEDY = Sampling(do_sample=False)
 
 
@@ -31,7 +31,7 @@ class Change(NamedTuple):
     """By how much greedy actions, and the log-probs of the same decisions, differ between two policies."""
 
     logprob_largest: float  # nats
-    logprob_mean: float  # of the sizes, nats
+    logprob_mean: float  # mean size of the changes, nats
     action_largest: float  # unit of the env's actions
     action_mean: float
     observations: int

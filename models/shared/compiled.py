@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from embodied.errors import ConfigError, unknown_name
 
-VARIANTS = 64  # of one block's code: two widths x gradients or none x powers of two up to 32768
+VARIANTS = 64  # variants of one block's code: two widths x gradients or none x powers of two up to 32768
 
 
 class CompiledBlocks:

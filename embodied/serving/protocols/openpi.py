@@ -30,7 +30,7 @@ from embodied.serving.wire.requests import Question
 log = logging.getLogger(__name__)
 
 NAME = "openpi"
-CLOSE_S = 3.0  # for the client to answer a close
+CLOSE_S = 3.0  # time limit for the client to answer a close
 SMALL = 1 << 14  # an answer of so many bytes or characters waits for no client that has taken all before
 GOODBYE = b"the server ends"
 
@@ -65,10 +65,10 @@ class Conversation:
     def __init__(self, host: Host, socket: web.WebSocketResponse, transport: asyncio.Transport, address: str) -> None:
         self.host, self.session, self.loop = host, Session(), asyncio.get_running_loop()
         self._socket, self._transport, self._address = socket, transport, address
-        self._ours = False  # whether the client has sent keys of ours, and so reads errors in maps
+        self._ours = False  # True once the client has sent keys of ours: it reads errors in maps
         self._before: float | None = None  # seconds that its last request took, as openpi's server tells
         self._asked: _Request | None = None  # the one that is not answered yet
-        self._answered: asyncio.Future[None] | None = None  # of a frame that waits for the answer to the one before
+        self._answered: asyncio.Future[None] | None = None  # done once the request before is answered
         self._last = self.loop.time()  # when the last request was answered
         self._tasks: set[asyncio.Task[Any]] = set()
 

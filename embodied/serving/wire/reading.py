@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 FEW = 256  # values, and bytes of a text, that are read without a thread
 SMALL = 2 << 20  # bytes of a frame that is
 NONE = Options()
-NUMBERS = 1 << 13  # of the fields beside pictures: each is looked at
+NUMBERS = 1 << 13  # most numbers beside pictures that are read without a thread: each one is looked at
 
 
 class Asker(Protocol):

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 OPTIONS = (wire.REQUEST_ID, wire.GREEDY, wire.DELAY_STEPS, wire.SESSION)
 MOST_PROMPT = 4096  # characters of an instruction
-MOST_NUMBER = 1 << 63  # above every session and delay
+MOST_NUMBER = 1 << 63  # exclusive upper bound for sessions and delays
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Question:
 
     prompt: str
     fields: Mapping[str, np.ndarray]  # those of EnvSpec.obs without pictures and instruction
-    pictures: Sequence[np.ndarray] = ()  # of each camera, uint8 [H, W, 3]
+    pictures: Sequence[np.ndarray] = ()  # picture of each camera, uint8 [H, W, 3]
     options: Options = field(default_factory=Options)
 
 

@@ -28,7 +28,7 @@ KINDS = {
     "hf": "a Hugging Face folder: weights with adapters merged, tokenizer, generation_config.json",
     "adapter": "a peft folder: the LoRA adapters alone, with the tokenizer",
 }
-PROMPTS = ("12+34=", "7*8=?", "Hello!")  # to measure with where there are no others
+PROMPTS = ("12+34=", "7*8=?", "Hello!")  # prompts to measure with if no others are given
 MOST_PROMPTS, MOST_TOKENS = 8, 64
 TARGET = "embodied.models.causal_lm.build_policy"
 # Keys that a folder's own files do not tell.
@@ -126,7 +126,7 @@ class Rounding(NamedTuple):
 
     dtype: torch.dtype
     largest: float  # nats
-    mean: float  # of the changes' sizes, nats
+    mean: float  # mean size of the changes, nats
     tokens: int
     answers: int
 

@@ -74,7 +74,7 @@ def may_run(code: str | None, folder: Path, permitted: bool, key: str) -> bool:
 def own_tokenizer(code: str, folder: Path) -> Any:
     """Reads the tokenizer with the class of the folder, and runs no other code of it."""
     kind: Any = get_class_from_dynamic_module(code, folder, local_files_only=True)
-    kind.register_for_auto_class()  # what is saved has the code with it
+    kind.register_for_auto_class()  # makes a saved tokenizer bring the code along
     return kind.from_pretrained(folder, local_files_only=True)
 
 

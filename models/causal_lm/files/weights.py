@@ -48,9 +48,9 @@ class Weights:
     """What is known of a folder's weights before they are read."""
 
     folder: Path
-    key: str  # of the section of the configuration that names the folder, with a dot at its end
+    key: str  # section of the configuration that names the folder, with a dot at its end
     stored: Stored | None  # None: the files are those of torch (pytorch_model.bin)
-    tensors: Mapping[str, Tensor] | None = None  # of these, by plain names
+    tensors: Mapping[str, Tensor] | None = None  # tensors of torch's files, by plain names
 
     @classmethod
     def of(cls, folder: Path, key: str) -> Weights:

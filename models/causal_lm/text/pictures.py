@@ -38,7 +38,7 @@ class Pictures:
 
     kind: str  # model_type
     size: int  # pixels of each side
-    tokens: int  # of a picture, which its features replace
+    tokens: int  # tokens that a picture has in the prompt; its features replace them
     token: int  # id of these tokens
     scale: float  # a pixel's value x becomes (scale · x − mean) / std, for red, green and blue
     mean: tuple[float, ...]

@@ -122,7 +122,7 @@ class TextTokenizer:
         count = text.count(instructions.PICTURE)
         begins = self.tokenizer.bos_token is not None and shown.startswith(self.tokenizer.bos_token)
         shown = expanded(shown, self.pictures, self.tokenizer, count)
-        return self.tokenizer(shown, add_special_tokens=not begins).input_ids  # as transformers' processors do
+        return self.tokenizer(shown, add_special_tokens=not begins).input_ids  # transformers' processors do the same
 
     def _pictured(self, text: str) -> str:
         """A plain prompt with the tokens of its pictures."""

@@ -139,7 +139,7 @@ class Difference:
     """Largest differences of a program from a reference. A token that differs where the reference itself is undecided
     within the tolerance is counted and is no error."""
 
-    actions: float  # in the env's units
+    actions: float  # unit of the env's actions
     logprobs: float  # nats
     undecided: int = 0
 

@@ -33,7 +33,7 @@ from .layout import code_files, statistics
 from .save import save_folder
 
 TARGET = "embodied.models.openvla_oft.build_policy"
-LOSES_SHARE = 0.1  # of what the adapters themselves move
+LOSES_SHARE = 0.1  # largest accepted loss, as a share of what the adapters themselves move
 # Keys that a folder's own files do not tell, or must not contradict.
 CARRIED = (
     *("precision", "attention", "attn_implementation", "decoding", "max_prompt_length", "stop_token"),
@@ -100,7 +100,7 @@ def _write(policy: Policy, parts: Parts, folder: Path, dtype: str, examples: Exa
     if examples.obs is None:
         return Written(dtype, None)
     device = parts.device
-    build = load_target(TARGET, "_target_")  # as whoever opens the folder does; an import would be one in a circle
+    build = load_target(TARGET, "_target_")  # found by name, as users of the folder do; an import would be circular
     again = build(**{**_kwargs(parts, dtype), "model_path": str(folder)}).to(device)
     assert parts.now.env is not None
     again.bind(parts.now.env)

@@ -41,7 +41,7 @@ class NetConfig:
     patch_size: int
     featurizer: TowerConfig  # DINOv2 with registers
     fused_featurizer: TowerConfig  # SigLIP
-    vocab_size: int  # without padding rows; action tokens are its last 256 ids
+    vocab_size: int  # padding rows not counted; action tokens are its last 256 ids
     hidden_size: int
     intermediate_size: int
     num_hidden_layers: int
@@ -111,7 +111,7 @@ class NetConfig:
         return [name for name in names if getattr(self, name) != getattr(other, name)]
 
 
-MOST = 10_000_000  # above every size of a network
+MOST = 10_000_000  # largest value that a number in a config may have
 MAY_BE_ZERO = ("proprio_dim", "prefix_tokens")
 WORDS = {"attention": ("bidirectional", "causal"), "decoding": ("parallel", "autoregressive")}
 

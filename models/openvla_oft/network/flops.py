@@ -16,7 +16,7 @@ class Flops:
     """FLOPs of one row's forward pass."""
 
     vision: int
-    projector: int  # with the proprio token
+    projector: int  # projector, with the proprio token
     linears: int  # linear layers of the language model
     attention: int  # both products of the language model's attention
     head: int  # 256 rows at T positions

@@ -21,8 +21,8 @@ VOCABULARY = ("embed_tokens.weight", TIED)
 class Misfit:
     """Names and shapes that differ."""
 
-    missing: Sequence[str]  # in the files, sorted
-    unknown: Sequence[str]  # to the network, sorted
+    missing: Sequence[str]  # names that the files lack, sorted
+    unknown: Sequence[str]  # names that the network lacks, sorted
     shapes: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]  # name → in the files, in the network
 
     def check(self, folder: Path, config: Any, key: str) -> None:
