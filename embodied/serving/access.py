@@ -1,4 +1,4 @@
-"""Who may connect: addresses that a server may listen at, its token, its certificate, and pages of web browsers."""
+"""Access rules: addresses that a server may listen at, its token, its certificate, and pages of web browsers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SCHEMES = ("api-key", "bearer")  # schemes of Authorization: openpi's client sen
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only programs of this machine reach ``host``."""
+    """Returns whether ``host`` is an address that only programs of this machine reach."""
     if host == "localhost":
         return True
     try:
@@ -86,7 +86,7 @@ def tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
 
 
 def allowed(headers: Mapping[str, str], token: str | None) -> bool:
-    """Whether a request carries the token, compared in constant time. Without a token everybody may ask."""
+    """Returns whether a request carries the token, compared in constant time. Without a token everybody may ask."""
     if token is None:
         return True
     scheme, _, given = headers.get("Authorization", "").partition(" ")
@@ -95,6 +95,6 @@ def allowed(headers: Mapping[str, str], token: str | None) -> bool:
 
 
 def from_web_page(headers: Mapping[str, str]) -> bool:
-    """Whether a browser sends the request for a page (it says so in ``Origin``). Pages of any site may reach servers of
-    this machine that nobody else does, and may choose the name under which they do; robots have no pages."""
+    """Returns whether a browser sends the request for a page (it says so in ``Origin``). Pages of any site may reach
+    servers of this machine that nobody else does, and may choose the name under which they do; robots have no pages."""
     return "Origin" in headers

@@ -34,12 +34,12 @@ class Connections:
             timer.cancel()
 
     def has_place(self, transport: asyncio.BaseTransport | None) -> bool:
-        """Whether the requests of this connection are answered."""
+        """Returns whether the requests of this connection are answered."""
         return transport not in self._without_place
 
     def take(self, address: str, transport: asyncio.Transport) -> bool:
-        """Take a place for a new connection, or a spare one in which it is told that there is none. False if it is to
-        be cut."""
+        """Takes a place for a new connection, or else a spare one in which it is told that there is none. Returns
+        False if it is to be cut."""
         if not self._places.take(address):
             self._metrics.refused_connections.labels("too many").inc()
             if len(self._without_place) >= SPARE:

@@ -1,4 +1,4 @@
-"""Which field of the env (``EnvSpec.obs``) a key of a request fills. Keys differ from client to client.
+"""Maps keys of a request to fields of the env (``EnvSpec.obs``). Keys differ from client to client.
 
 =============================================  =========================================================================
 key                                            fills
@@ -33,7 +33,7 @@ SECOND = ("observation/wrist_image", "observation/wrist_image_left")
 
 
 def camera(name: str) -> str:
-    """What the picture of a camera is called."""
+    """Returns the name of a camera's picture."""
     return f"{IMAGES}/{name}"
 
 
@@ -64,7 +64,7 @@ def keys_of(env: EnvSpec, more: Mapping[str, str]) -> dict[str, str]:
 
 
 def parse(pairs: Sequence[str]) -> dict[str, str]:
-    """``["cam_high=images/front"]`` → a mapping. Raises ConfigError if one is no pair."""
+    """Parses pairs: ``["cam_high=images/front"]`` → a mapping. Raises ConfigError if one is no pair."""
     found = {}
     for pair in pairs:
         key, sign, field = pair.partition("=")

@@ -1,4 +1,4 @@
-"""What clients may ask for: sizes, rates, connections, times. Whoever goes beyond is slowed down or refused, alone."""
+"""Limits for clients: sizes, rates, connections, times. Whoever goes beyond is slowed down or refused, alone."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ class ServerLimits:
 
 
 class Rate:
-    """How long an address must wait before its next request, so that it sends ``rate`` a second for long and at most
-    ``burst`` at once.
+    """Computes the wait before an address's next request: ``rate`` a second for long, at most ``burst`` at once.
 
     Each request is due ``1 / rate`` seconds after the one before, and may come up to ``burst`` such times early.
 

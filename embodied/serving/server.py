@@ -157,12 +157,12 @@ class Server:
         return {"kind": kind, "message": error.message, "fix": error.remedy}
 
     def begins(self) -> None:
-        """A request has come."""
+        """Counts a request that has come."""
         self._under_way += 1
         self._idle.clear()
 
     def ends(self) -> None:
-        """Its answer is sent, or its client has gone."""
+        """Counts off a request whose answer is sent, or whose client has gone."""
         self._under_way -= 1
         if not self._under_way:
             self._idle.set()

@@ -50,7 +50,7 @@ class Answer:
 
 @dataclass
 class Session:
-    """Requests whose noise goes on from one to the next."""
+    """A client's series of requests; sampling noise goes on from one to the next."""
 
     number: int = 0
     asked: int = 0
@@ -67,13 +67,13 @@ Outcome = Answer | EmbodiedError
 
 
 class Ticket(ABC):
-    """Of somebody who waits for an answer."""
+    """A caller that waits for an answer."""
 
     gone = False  # nobody waits any more: what has not begun is not computed, and nothing is delivered
 
     @abstractmethod
     def deliver(self, outcome: Outcome) -> None:
-        """Called on the event loop."""
+        """Gives the outcome to the caller. Called on the event loop."""
 
 
 class _Awaited(Ticket):
@@ -153,7 +153,7 @@ class Service:
 
     @property
     def alive(self) -> bool:
-        """Whether the inference thread runs."""
+        """True while the inference thread runs."""
         return self._thread.is_alive()
 
     def waiting(self) -> list[_Waiting]:

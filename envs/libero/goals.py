@@ -1,4 +1,4 @@
-"""Whether a task's goals are reached and how near they are, with names looked up once.
+"""Evaluates a task's goals and how near they are, with names looked up once.
 
 What a predicate means stays LIBERO's. Two things differ in how it is found out: each predicate is evaluated once a
 control step, and contacts are looked up in one array instead of geom by geom.

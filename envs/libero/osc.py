@@ -138,7 +138,7 @@ def multiply(address: int, order: int, matrix: np.ndarray, vector: np.ndarray, p
 
 
 class Arm(NamedTuple):
-    """What the control reads and writes; arrays of MuJoCo's data where it has them."""
+    """Arrays that the control reads and writes; MuJoCo's own where it has them."""
 
     gemv: int  # address that :func:`numpy_gemv` gives
     jacobian: np.ndarray  # float64 [6, nv] of the hand, translations first
@@ -226,7 +226,7 @@ def _joints(arm: Arm) -> tuple[np.ndarray, np.ndarray]:
 
 @numba.njit(cache=True)
 def _forces(arm: Arm) -> tuple[np.ndarray, np.ndarray]:
-    """What the hand is pulled and turned by towards its goal [3], [3]."""
+    """Computes force [3] and torque [3] that pull the hand towards its goal."""
     kp, kd, nv = arm.kp, arm.kd, arm.qvel.shape[0]
     velocity, force, torque = np.empty(6), np.empty(3), np.empty(3)
     _gemv(arm.gemv, ROWS, 3, nv, nv, arm.jacobian[:3], arm.qvel, velocity[:3])
@@ -274,7 +274,7 @@ def advance(
 
 @numba.njit(cache=True)
 def _clip(value: float, low: float, high: float) -> float:
-    """As ``numpy.clip``: what is no number stays none."""
+    """Clips as ``numpy.clip`` does: NaN stays NaN."""
     if value < low:
         return low
     return high if value > high else value

@@ -246,7 +246,7 @@ class TaskSimulator:
         return {name: value for name, value in vars(self._robot.controller).items() if isinstance(value, kept)}
 
     def _lit_sites(self) -> dict[str, Any]:
-        """Which marks are shown (a burner that is on), by object."""
+        """Returns the marks that are shown (a burner that is on), by object."""
         objects = {**self._domain.objects_dict, **self._domain.fixtures_dict}
         return {name: thing.object_properties["vis_site_names"] for name, thing in objects.items()}
 

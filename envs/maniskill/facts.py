@@ -71,7 +71,7 @@ class SimParams:
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """What a spec needs to know of a task."""
+    """Facts of a task that its spec needs."""
 
     max_episode_steps: int
     control_hz: float

@@ -113,7 +113,7 @@ def _work(work: Callable[[], str], finish: Callable[[], None], folder: Path) -> 
 
 
 def _watched(process: int, answer: Path, limit_s: float, grace_s: float) -> str:
-    """How a process ended: its exit status as :mod:`subprocess` has it, or :data:`LATE`."""
+    """Waits for a process; returns its exit status as :mod:`subprocess` has it, or :data:`LATE`."""
     until, answered = time.monotonic() + limit_s, False
     while True:
         ended, status = os.waitpid(process, os.WNOHANG)

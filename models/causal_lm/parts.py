@@ -1,4 +1,4 @@
-"""What a policy consists of. It holds one :class:`Parts`; decoding, evaluation, saving, export and serving take it."""
+"""Parts of a policy. It holds one :class:`Parts`; decoding, evaluation, saving, export and serving take it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .text.tokenizer import TextTokenizer
 
 @dataclass
 class Situation:
-    """What changes while a policy is used."""
+    """State that changes while a policy is used."""
 
     max_bytes: int  # L, of an answer
     team: Team | None = None  # processes that compute each text together; None = this process alone

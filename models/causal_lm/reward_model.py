@@ -120,7 +120,7 @@ class RewardModel:
 
     @contextmanager
     def _padding(self, texts: Sequence[list[int]]) -> Iterator[int]:
-        """What rows are filled up with. The network reads its score at the last token that is another one.
+        """Gives the id that fills up rows. The network reads its score at the last token that is another one.
 
         A network without such a token is told of one that no text has, for as long as the block lasts.
         """

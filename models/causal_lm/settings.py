@@ -88,7 +88,7 @@ class Settings:
 
     @classmethod
     def from_kwargs(cls, kwargs: Mapping[str, Any]) -> Settings:
-        """Settings that are in order. Raises UnknownKeyError or ConfigError, naming the key."""
+        """Makes settings and checks them. Raises UnknownKeyError or ConfigError, naming the key."""
         known = [f.name for f in fields(cls)]
         for key in kwargs:
             if key not in known:
@@ -174,7 +174,7 @@ class Settings:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Those of ``hidden_size`` and ``vocab_size`` that are given."""
+        """Values of ``hidden_size`` and ``vocab_size`` that are given."""
         given = {"hidden_size": self.hidden_size, "vocab_size": self.vocab_size}
         return {key: value for key, value in given.items() if value is not None}
 

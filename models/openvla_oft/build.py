@@ -91,7 +91,7 @@ def _net_config(settings: Settings, folder: Folder | None) -> NetConfig:
 
 
 def _is_open(settings: Settings, folder: Folder | None) -> bool:
-    """Whether the checkpoint's attention mask is still unknown and the first observations must settle it."""
+    """Returns whether the checkpoint's attention mask is still unknown and the first observations must settle it."""
     if folder is None or settings.attention != "auto" or settings.decoding == "autoregressive":
         return False
     return folder.policy.get("attention_open", "net" not in folder.policy)

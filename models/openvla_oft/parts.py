@@ -1,4 +1,4 @@
-"""What a policy consists of. It holds one :class:`Parts`; the probe, saving and export take it.
+"""Parts of a policy. It holds one :class:`Parts`; the probe, saving and export take it.
 
 Shapes: B rows, n images, T = K·A action tokens.
 """
@@ -29,7 +29,7 @@ from .tokens.tokenizer import PromptTokenizer
 
 @dataclass
 class Situation:
-    """What changes while a policy is used."""
+    """State that changes while a policy is used."""
 
     statistics: Statistics
     action_range: Range | None  # range of actions in the env's units; None until statistics or an env tell it
@@ -53,7 +53,7 @@ class Parts:
 
     @property
     def device(self) -> torch.device:
-        """Where the policy computes: that of its buffers, as FSDP may keep weights elsewhere."""
+        """Device on which the policy computes: that of its buffers, as FSDP may keep weights elsewhere."""
         return self.pixels.mean.device
 
     def decode(self, inputs: Inputs, choose: Callable[[Tensor, int], Tensor]) -> tuple[ReadOut, Tensor]:

@@ -36,7 +36,7 @@ class Reading:
 
     @property
     def nats(self) -> float:
-        """How badly a network fits: negative log-likelihood of demonstrations if there are any, else entropy."""
+        """Misfit of a network: negative log-likelihood of demonstrations if there are any, else entropy."""
         return self.entropy if self.nll is None else self.nll
 
 

@@ -104,7 +104,7 @@ class Settings:
 
     @classmethod
     def from_kwargs(cls, kwargs: Mapping[str, Any]) -> Settings:
-        """Settings that are in order. Raises UnknownKeyError or ConfigError, naming the key."""
+        """Makes settings and checks them. Raises UnknownKeyError or ConfigError, naming the key."""
         known = [f.name for f in fields(cls)]
         for key in kwargs:
             if key not in known:

@@ -1,4 +1,4 @@
-"""Which policies have adapters that can be exported alone: the network below them stays where it is."""
+"""Checks that a policy's adapters can be exported alone: the network below them stays where it is."""
 
 from __future__ import annotations
 

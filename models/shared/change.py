@@ -1,4 +1,4 @@
-"""How far a policy's answers move when it is written in another form: the same observations, asked of both.
+"""Measures how far a policy's answers move when it is written in another form: the same observations, asked of both.
 
 Shapes: N observations, K actions of A numbers, M₀ log-probs of a decision.
 """
@@ -28,7 +28,7 @@ class Answers(NamedTuple):
 
 
 class Change(NamedTuple):
-    """By how much greedy actions, and the log-probs of the same decisions, differ between two policies."""
+    """Differences of greedy actions, and of the log-probs of the same decisions, between two policies."""
 
     logprob_largest: float  # nats
     logprob_mean: float  # mean size of the changes, nats

@@ -1,4 +1,4 @@
-"""What exporters of several networks share: which number format is written, and which options a format cannot keep."""
+"""Functions that several exporters share: choice of the number format, checks of options that a format cannot keep."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def _without_copies(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str, 
 
 
 def _misfit(given: Mapping[str, Tensor], own: Mapping[str, torch.Size]) -> str:
-    """What does not fit, in words; "" if all does."""
+    """Describes in words what does not fit; "" if all does."""
     shapes = [
         f"{n}: {tuple(given[n].shape)} ≠ {tuple(own[n])}"
         for n in sorted(given.keys() & own.keys())
@@ -199,7 +199,7 @@ def _of_base(said: Mapping[str, Any]) -> str:
 def _fix_of_adapter(
     said: Mapping[str, Any], config: LoraConfig, given: Mapping[str, Tensor], own: Mapping[str, torch.Size], merge: str
 ) -> str:
-    """What helps an adapter that does not fit: our keys where they can be set so, else merging it."""
+    """Returns the fix for an adapter that does not fit: our keys where they can be set so, else merging it."""
     if (rank := said.get("r")) is not None and rank != config.r:
         return f"set actor.model.lora_rank={rank}, as {CONFIG} says"
     for field in ("rank_pattern", "alpha_pattern"):

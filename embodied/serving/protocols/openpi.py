@@ -218,7 +218,7 @@ class _Request(Ticket):
         self.later: asyncio.TimerHandle | None = None  # when it is held back
 
     def give_up(self) -> None:
-        """Nobody waits for it any more."""
+        """Marks the request as abandoned: nobody waits for its answer."""
         self.gone = True
         if self.later is not None:
             self.later.cancel()

@@ -52,7 +52,7 @@ def alike(prompts: Iterable[Prompt]) -> Iterator[tuple[list[Prompt], int]]:
 
 
 class Holders:
-    """Remembers the prompt that each of some lanes holds."""
+    """Remembers which prompt each lane holds."""
 
     def __init__(self, lanes: int) -> None:
         self._prompts = [Prompt()] * lanes

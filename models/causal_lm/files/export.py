@@ -89,7 +89,7 @@ def export(
 
 
 def _keys(parts: Parts, dtype: str) -> dict[str, Any]:
-    """What builds the policy from a whole folder (``Exported.model``)."""
+    """Returns the keys that build the policy from a whole folder (``Exported.model``)."""
     settings = parts.settings
     keys = {name: getattr(settings, name) for name in CARRIED}
     merged = {"precision": precision_of(settings, dtype), "is_lora": False}
@@ -122,7 +122,7 @@ def _adapter(parts: Parts, folder: Path, dtype: str, options: Mapping[str, Any])
 
 
 class Rounding(NamedTuple):
-    """How far log-probs move when the merged weights are rounded."""
+    """Change of log-probs when the merged weights are rounded."""
 
     dtype: torch.dtype
     largest: float  # nats

@@ -240,8 +240,8 @@ def _of_gguf(settings: Settings, tokenizer: Any, folder: Path, dtype: torch.dtyp
 
 
 def _has_no_memory() -> bool:
-    """Whether tensors have sizes alone, as where the memory of a large policy is counted. transformers cannot fill
-    these from GGUF."""
+    """Returns whether tensors have sizes alone, as where the memory of a large policy is counted. transformers cannot
+    fill these from GGUF."""
     return isinstance(torch.empty(0), FakeTensor)
 
 

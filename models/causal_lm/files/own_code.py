@@ -46,7 +46,7 @@ def tokenizer_code(folder: Path) -> str | None:
 
 
 def may_run(code: str | None, folder: Path, permitted: bool, key: str) -> bool:
-    """Whether code of the folder is to be run.
+    """Returns whether code of the folder is to be run.
 
     Args:
         code: of :func:`network_code` or :func:`tokenizer_code`.
@@ -79,7 +79,7 @@ def own_tokenizer(code: str, folder: Path) -> Any:
 
 
 def is_own(made: Any) -> bool:
-    """Whether a network or a tokenizer is of a class that came with a checkpoint."""
+    """Returns whether a network or a tokenizer is of a class that came with a checkpoint."""
     return type(made).__module__.startswith(OF_CHECKPOINTS)
 
 

@@ -45,7 +45,7 @@ class _Whole(dict[str, Any]):
 
 @dataclass(frozen=True)
 class Weights:
-    """What is known of a folder's weights before they are read."""
+    """A folder's weights, before a network gets them."""
 
     folder: Path
     key: str  # section of the configuration that names the folder, with a dot at its end
@@ -69,7 +69,7 @@ class Weights:
         return cls(folder, key, None, {name: tensor for file in bins for name, tensor in read_pt(file).items()})
 
     def load(self, maker: Any, own_code: bool, config: Mapping[str, Any], dtype: torch.dtype) -> tuple[Any, Any]:
-        """The network, and what transformers says of the loading. Weights of other shapes are left out.
+        """Loads the network; returns it, and transformers' loading report. Weights of other shapes are left out.
 
         Args:
             maker: ``AutoModelForCausalLM`` or another one.
@@ -153,7 +153,7 @@ class Weights:
 
 
 def _is_unused(name: str, config: Any) -> bool:
-    """Whether a network may lack a tensor of its folder. Layers that guess further tokens may stand behind its own."""
+    """Returns whether a network may lack a tensor of its folder, such as those of layers that guess further tokens."""
     if UNUSED.search(name):
         return True
     found, own = LAYER.search(name), config.num_hidden_layers

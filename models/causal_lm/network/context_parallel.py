@@ -122,7 +122,7 @@ class _Together(torch.autograd.Function):
 
 
 def _shared(rows: np.ndarray, team: Team, like: Tensor) -> _Shared:
-    """What a process computes of the hidden states ``rows`` int64 [N] of a pass."""
+    """Divides the hidden states ``rows`` int64 [N] of a pass among the processes of a team."""
     numbers = [np.flatnonzero(rows % team.size == rank) for rank in range(team.size)]
     most = max(1, *map(len, numbers))
     places = np.empty(len(rows), np.int64)

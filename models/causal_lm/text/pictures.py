@@ -1,4 +1,4 @@
-"""How a vision-language model reads pictures: one of fixed size gives a fixed number of tokens in the prompt.
+"""Prepares pictures for a vision-language model: one of fixed size gives a fixed number of tokens in the prompt.
 
 ``<image>`` in a prompt becomes what transformers' processor of the model puts there for a picture that is not split
 into tiles: :func:`expanded`. Importing this module imports neither torch nor transformers.
@@ -34,7 +34,7 @@ FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocesso
 
 @dataclass(frozen=True)
 class Pictures:
-    """What a checkpoint says of pictures."""
+    """Picture settings of a checkpoint."""
 
     kind: str  # model_type
     size: int  # pixels of each side

@@ -116,7 +116,7 @@ def _kwargs(parts: Parts, dtype: str) -> dict[str, Any]:
 
 
 def model_keys(parts: Parts, dtype: str) -> dict[str, Any]:
-    """What builds the policy from a whole folder (``Exported.model``)."""
+    """Returns the keys that build the policy from a whole folder (``Exported.model``)."""
     return {"_target_": TARGET, "model_path": ".", **_kwargs(parts, dtype)}
 
 
@@ -133,7 +133,7 @@ def command(keys: Mapping[str, Any], *paths: str) -> str:
 
 
 def _moved(policy: Policy, parts: Parts, examples: Examples) -> Change | None:
-    """What the adapters themselves move; None if there are none, or nothing to ask."""
+    """Measures how much the adapters change answers; None if there are no adapters, or no observations."""
     if not parts.settings.is_lora or examples.obs is None:
         return None
     unadapted = partial(rescale_adapter_scale, parts.model, 0.0)
@@ -141,7 +141,7 @@ def _moved(policy: Policy, parts: Parts, examples: Examples) -> Change | None:
 
 
 def _too_much(found: Change | None, moved: Change | None) -> bool:
-    """Whether rounding loses more than ``auto`` accepts; what could not be measured is not rounded."""
+    """Returns whether rounding loses more than ``auto`` accepts; what could not be measured is not rounded."""
     if found is None or found.logprob_mean > LOSES_MEAN:
         return True
     return moved is not None and found.logprob_mean > LOSES_SHARE * moved.logprob_mean
@@ -247,7 +247,7 @@ def _in_full(parts: Parts) -> dict[str, Tensor]:
 
 
 def _same_statistics(parts: Parts, base: str) -> bool:
-    """Whether the network's folder spreads actions and state as the policy does."""
+    """Returns whether the network's folder scales actions and state as the policy does."""
     known = Folder.open(base).known_statistics().get(parts.now.statistics.name, {})
     own = statistics(parts)[parts.now.statistics.name]
     return all(known.get(what, {}).get(name) == value for what, block in own.items() for name, value in block.items())

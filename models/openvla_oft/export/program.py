@@ -191,7 +191,7 @@ def _verify(
 
 @dataclass(frozen=True)
 class Loss:
-    """What the program's weights lose against the policy, over greedy answers."""
+    """Changes that the program's weights make to the policy's greedy answers."""
 
     logprobs_largest: float  # nats, of the policy's own tokens
     logprobs_mean: float

@@ -128,7 +128,7 @@ def check_plain(values: dict[str, Any]) -> None:
 
 
 def _plain(name: str, kind: str, value: Any) -> bool:
-    """Whether a value can be that of a field of this type."""
+    """Returns whether a value can be that of a field of this type."""
     if kind == "int":
         return type(value) is int and (0 if name in MAY_BE_ZERO else 1) <= value <= MOST
     if kind == "float":

@@ -87,7 +87,7 @@ class Range:
         return torch.where(mask, 0.5 * (values + 1) * (high - low + eps) + low, values)
 
     def normalize(self, values: Tensor) -> Tensor:
-        """[…, D] in units of the data → [−1, 1]. Unscaled dimensions are clipped too, as in OFT's evaluation."""
+        """Scales […, D] from data units to [−1, 1]. Unscaled dimensions are clipped too, as in OFT's evaluation."""
         low, high, mask = self._tensors(values)
         return torch.where(mask, 2 * (values - low) / (high - low + EPS) - 1, values).clamp(-1.0, 1.0)
 

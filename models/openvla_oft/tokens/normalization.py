@@ -38,7 +38,7 @@ class Normalization:
 
     @classmethod
     def asked(cls, key: str) -> Normalization:
-        """Kind without a checkpoint: ``actor.model.action_normalization``; auto means the default."""
+        """Returns the kind without a checkpoint: ``actor.model.action_normalization``; auto means the default."""
         return cls() if key == AUTO else cls(key, "as configured")
 
     @classmethod

@@ -94,7 +94,7 @@ def eight_bits(images: Tensor) -> Tensor:
 
 
 class PixelProcessor(nn.Module):
-    """uint8 camera images → six channels per image, three for each tower.
+    """Turns uint8 camera images into six channels per image, three for each tower.
 
     Both presets round the resized picture to 8 bits. A picture of the network's size is not resized:
 

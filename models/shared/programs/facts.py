@@ -1,4 +1,4 @@
-"""What a folder with a program says of it: ``program.json``.
+"""Description of a program, in the file ``program.json`` of its folder.
 
     program.json       this file
     program.onnx       the program; program.pt2 of torch.export and AOTInductor
@@ -45,7 +45,7 @@ OUTPUTS = ("actions", "action_tokens", "logprobs")
 
 @dataclass(frozen=True)
 class PromptFacts:
-    """How an instruction becomes the ids of a prompt (:class:`..prompts.PromptIds`)."""
+    """Facts that turn an instruction into the ids of a prompt (:class:`..prompts.PromptIds`)."""
 
     template: str  # prompt with {} for the instruction
     lower: bool  # True: the instruction is put in lower case

@@ -103,7 +103,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def fix_of_names(missing: Sequence[str], unknown: Sequence[str]) -> str:
-    """What helps where the same tensors bear other names.
+    """Returns the fix where the same tensors bear other names.
 
     Args:
         missing: names that the network has, and the files lack.
@@ -120,7 +120,7 @@ def fix_of_names(missing: Sequence[str], unknown: Sequence[str]) -> str:
 
 
 def _prefix(missing: Sequence[str], unknown: Sequence[str]) -> str | None:
-    """What stands in front of each unknown name that a missing one ends."""
+    """Finds the prefix that unknown names have before missing ones; None unless there is exactly one."""
     ends = set(missing)
     found = set()
     for other in unknown:

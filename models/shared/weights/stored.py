@@ -50,7 +50,7 @@ class Stored:
 
     @property
     def renamed(self) -> bool:
-        """Whether a name in the files is not the plain one."""
+        """True if a name in the files is not the plain one."""
         return any(name != plain for name, plain in self.plain.items())
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
