@@ -25,7 +25,7 @@ class Connections:
         self._without_place: set[asyncio.BaseTransport] = set()
 
     def guarded(self, make: Callable[[], asyncio.Protocol]) -> Callable[[], asyncio.Protocol]:
-        """The factory of protocols for ``create_server``, around aiohttp's own."""
+        """Wraps aiohttp's factory of protocols for ``create_server``."""
         return lambda: _Guarded(self, make())
 
     def speaks(self, transport: asyncio.BaseTransport | None) -> None:

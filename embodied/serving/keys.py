@@ -38,12 +38,12 @@ def camera(name: str) -> str:
 
 
 def fillable(env: EnvSpec) -> list[str]:
-    """Everything that a key may fill."""
+    """Lists everything that a key may fill."""
     return [PROMPT, *fields_of(env), *map(camera, env.cameras)]
 
 
 def keys_of(env: EnvSpec, more: Mapping[str, str]) -> dict[str, str]:
-    """Key of a request → what it fills.
+    """Maps each key of a request to what it fills.
 
     Args:
         more: keys of the user's own.

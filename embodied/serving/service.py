@@ -56,7 +56,7 @@ class Session:
     asked: int = 0
 
     def next(self, number: int | None) -> tuple[int, int]:
-        """The place of the next decision's noise: requests before it, the session. Another number begins a session."""
+        """Counts a request; returns the place of its noise: requests before, session. A new number begins a session."""
         if number is not None and number != self.number:
             self.number, self.asked = number, 0
         self.asked += 1

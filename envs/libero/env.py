@@ -119,7 +119,7 @@ class LiberoEnv:
         self._slot = EnvSlot(max_cached_simulators)
         self._task_id = -1
         if solves(task_suite_name, task_ids):
-            self.expert = self._expert  # so that an env without one does not offer it
+            self.expert = self._expert  # set here alone: an env without an expert does not offer one
             self.mistaken_expert = self._mistaken_expert
 
     def _make_spec(self, max_episode_steps: int) -> EnvSpec:

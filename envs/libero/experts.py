@@ -155,7 +155,7 @@ class PickAndPlace:
         yield from self._go(at, OPEN, 0.008, 25)
         yield from self._stay(CLOSED, CLOSING)
         yield from self._up(0.06, CLOSED)
-        if np.linalg.norm(at() - self._hand) < 0.03:  # it came along
+        if np.linalg.norm(at() - self._hand) < 0.03:  # the object came along with the hand
             yield from self._put(thing, target)
 
     def _height_over(self, thing: str, at: np.ndarray) -> float:

@@ -207,7 +207,7 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def write_config(paths: LiberoPaths) -> Path:
-    """LIBERO's config.yaml (JSON is YAML) in the cache folder, so that its import asks nothing; returns the folder."""
+    """Writes LIBERO's config.yaml (JSON is YAML) to the cache folder: its import asks nothing then. Returns it."""
     package = paths.package
     content = json.dumps(
         {

@@ -34,7 +34,7 @@ class Goals:
         return not self.open
 
     def forget(self) -> None:
-        """Call after the state was set."""
+        """Drops cached results. Call after the state was set."""
         self.open = None
 
     def reached(self, goal: list[str]) -> bool:

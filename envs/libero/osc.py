@@ -145,10 +145,10 @@ class Arm(NamedTuple):
     qpos: np.ndarray
     qvel: np.ndarray  # [nv]
     position: np.ndarray  # position of the hand, m [3]
-    axes: np.ndarray  # its orientation [3, 3]
+    axes: np.ndarray  # orientation of the hand [3, 3]
     inertia: np.ndarray  # MuJoCo's sparse ``qM``
     bias: np.ndarray  # ``qfrc_bias`` [nv]
-    ctrl: np.ndarray  # is written
+    ctrl: np.ndarray  # torques of the arm and targets of the fingers, both written
     goal: np.ndarray  # position that the hand is to reach, m [3]
     turned: np.ndarray  # the goal's orientation [3, 3]
     kp: np.ndarray  # stiffness, translations first [6]

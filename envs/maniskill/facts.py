@@ -169,7 +169,7 @@ def ask(params: SimParams) -> TaskFacts:
     try:
         return _decode(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
-        pass  # not asked before, or written by an interrupted process
+        pass  # nothing was asked before, or an interrupted process wrote it
     facts = _ask_process(params)
     write_whole(file, json.dumps(asdict(facts)), shared=True)
     return facts

@@ -182,7 +182,7 @@ class TaskSimulator:
         """Executes one control step with float32 [N, A]: ``BaseEnv.step`` without its observation. Results leave the
         device in one copy. With one copy on the CPU, what is known to :class:`FastStep` takes a fraction of the time.
         """
-        actions = np.array(actions, np.float32)  # its own: they are repeated from what is kept here
+        actions = np.array(actions, np.float32)  # a copy: actions are repeated from what is kept here
         if not self._on_gpu:
             self._actions.append(actions[0])
         self._pictures = {}

@@ -137,7 +137,7 @@ def _end_descendants() -> None:
     while (children := _children()) and time.monotonic() < until:
         for child in children:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(child, signal.SIGKILL)  # its own children become ours
+                os.kill(child, signal.SIGKILL)  # the children of a killed process become ours
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass

@@ -26,12 +26,12 @@ class Situation:
 
     max_bytes: int  # L, of an answer
     team: Team | None = None  # processes that compute each text together; None = this process alone
-    training_modules: list[nn.Module] = field(default_factory=list)  # those that behave differently in training
+    training_modules: list[nn.Module] = field(default_factory=list)  # modules that behave differently in training
 
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """The network and what belongs to it."""
+    """A policy's network, tokenizer, heads, settings and state."""
 
     network: Any
     trunk: Trunk  # reads the network

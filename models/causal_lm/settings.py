@@ -163,7 +163,7 @@ class Settings:
 
     @property
     def values(self) -> int:
-        """V, the number of values of a record with a value head."""
+        """Number V of values of a record with a value head."""
         return self.max_new_tokens if self.value_type == "token_level" else 1
 
     @property

@@ -131,7 +131,7 @@ def _statistics(settings: Settings, net: NetConfig, folder: Folder | None) -> St
 
 
 def _add_adapters(model: OpenVLAOFT, settings: Settings) -> None:
-    whole = r"proprio_projector\..*" if model.net.proprio_dim else None  # it is trained in full
+    whole = r"proprio_projector\..*" if model.net.proprio_dim else None  # the projector is trained in full
     config = lora_config(settings, settings.lora_targets, exclude=whole)
     inject(model, config, settings.seed, cast_input=settings.precision == "fp32")
     if settings.lora_path is not None:

@@ -40,7 +40,7 @@ class Situation:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """The network and what belongs to it."""
+    """A policy's network, tokenizers, heads, settings and state."""
 
     model: OpenVLAOFT
     tokenizer: PromptTokenizer
@@ -48,7 +48,7 @@ class Parts:
     pixels: PixelProcessor
     value_head: ValueHead | None
     settings: Settings
-    compiled: CompiledBlocks | None  # if acting or learning runs compiled blocks
+    compiled: CompiledBlocks | None  # None: neither acting nor learning runs compiled blocks
     now: Situation
 
     @property

@@ -60,7 +60,7 @@ class OpenVLAOFTPolicy(nn.Module):
 
     @property
     def env(self) -> EnvSpec | None:
-        """The env that it is bound to."""
+        """Env that the policy is bound to."""
         return self.parts.now.env
 
     @property

@@ -217,7 +217,7 @@ class Settings:
 
     @property
     def values(self) -> int:
-        """V: values per record."""
+        """Number V of values of a record."""
         return 1 if self.value_type == "chunk_level" else self.num_action_chunks
 
     def net_config(self, checkpoint: NetConfig | None = None, with_conventions: bool = False) -> NetConfig:

@@ -11,7 +11,7 @@ from .exporting import check_plain, check_undivided
 
 
 class Adapted(Protocol):
-    """The keys under ``actor.model`` that decide; a model's settings have them."""
+    """Settings under ``actor.model`` that decide whether adapters can be exported alone."""
 
     @property
     def is_lora(self) -> bool: ...

@@ -15,7 +15,7 @@ LOSES_MEAN = 0.01
 
 
 class Computed(Protocol):
-    """The keys under ``actor.model`` that decide; a model's settings have them."""
+    """Settings under ``actor.model`` that decide the number format."""
 
     @property
     def is_lora(self) -> bool: ...

@@ -160,7 +160,7 @@ def load_adapter(model: nn.Module, folder: Path, ignore: Sequence[Any], merge: s
         fix = _fix_of_adapter(said, config, given, wanted, merge_fix(said, folder, merge))
         raise CheckpointError(f"adapter {folder} does not fit: {problems}{_of_base(said)}", fix)
     _check_scales(folder / CONFIG, said, config)
-    for name in plain.keys() & given.keys():  # not into its present format, which may have fewer bits
+    for name in plain.keys() & given.keys():  # becomes float32: its present format may have fewer bits
         model.get_parameter(name).data = given.pop(name).float().clone()
     renamed = {name.replace(".weight", ".default.weight"): tensor for name, tensor in given.items()}
     model.load_state_dict(renamed, strict=False)

@@ -67,9 +67,9 @@ class Conversation:
         self._socket, self._transport, self._address = socket, transport, address
         self._ours = False  # True once the client has sent keys of ours: it reads errors in maps
         self._before: float | None = None  # seconds that its last request took, as openpi's server tells
-        self._asked: _Request | None = None  # the one that is not answered yet
+        self._asked: _Request | None = None  # request that is not answered yet
         self._answered: asyncio.Future[None] | None = None  # done once the request before is answered
-        self._last = self.loop.time()  # when the last request was answered
+        self._last = self.loop.time()  # time of the last answer
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def run(self) -> None:
@@ -145,7 +145,7 @@ class Conversation:
             self._transport.abort()
 
     def heard_ours(self) -> None:
-        """The client has sent keys of ours."""
+        """Notes that the client has sent keys of ours."""
         self._ours = True
 
     def _ends(self) -> None:
@@ -215,7 +215,7 @@ class _Request(Ticket):
         self._conversation = conversation
         self.came = conversation.loop.time()
         self.request_id: int | str | None = None
-        self.later: asyncio.TimerHandle | None = None  # when it is held back
+        self.later: asyncio.TimerHandle | None = None  # timer while the request is held back
 
     def give_up(self) -> None:
         """Marks the request as abandoned: nobody waits for its answer."""

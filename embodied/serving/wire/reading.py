@@ -40,7 +40,7 @@ class Asker(Protocol):
         """Gets what a frame says beside its observation. ``ours``: it has keys of ours."""
 
     def asks(self, found: Question | EmbodiedError) -> None:
-        """Gets the question, or why there is none; last. After a question an error may come: what was asked is lost."""
+        """Gets the question, or its error, last. An error may still come after a question, which is then lost."""
 
 
 @dataclass(frozen=True)

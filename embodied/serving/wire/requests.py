@@ -39,7 +39,7 @@ class Question:
     """An observation with its instruction, as the policy takes it."""
 
     prompt: str
-    fields: Mapping[str, np.ndarray]  # those of EnvSpec.obs without pictures and instruction
+    fields: Mapping[str, np.ndarray]  # fields of EnvSpec.obs without pictures and instruction
     pictures: Sequence[np.ndarray] = ()  # picture of each camera, uint8 [H, W, 3]
     options: Options = field(default_factory=Options)
 
@@ -75,7 +75,7 @@ class Draft:
             self._made[place] = unforeseen(error)
 
     def question(self) -> Question:
-        """The question, once all that were left are made.
+        """Gives the question, once all pictures are decoded.
 
         Raises:
             RequestError: that of the first picture that cannot be read.

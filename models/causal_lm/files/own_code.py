@@ -34,7 +34,7 @@ def network_code(folder: Path, maker: str) -> str | None:
 
 
 def tokenizer_code(folder: Path) -> str | None:
-    """The same for the tokenizer."""
+    """The class in the folder that transformers needs for the tokenizer; None if it needs none."""
     said = _read(folder / "tokenizer_config.json")
     named, kind = _named(said, "AutoTokenizer"), said.get("tokenizer_class")
     if named is None:

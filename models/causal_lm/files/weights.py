@@ -1,4 +1,4 @@
-"""Weights of a language model's folder: looked at before transformers reads them, and after.
+"""Checks the weights of a language model's folder, before transformers reads them and after.
 
 transformers goes on with random numbers where a weight is missing, and leaves out what it does not know. Neither is
 taken here, but for what :data:`UNUSED` names.
@@ -54,7 +54,7 @@ class Weights:
 
     @classmethod
     def of(cls, folder: Path, key: str) -> Weights:
-        """Look at a folder.
+        """Reads the headers of a folder's weights, or torch's files whole, and checks them.
 
         Raises:
             CheckpointError: as :meth:`Stored.of`.

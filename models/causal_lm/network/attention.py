@@ -30,7 +30,7 @@ class Heads:
 
 
 class Attend(Protocol):
-    """Attention of one pass."""
+    """Computes the attention of one pass."""
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, heads: Heads) -> Tensor:
         """Computes the weighted values [T, H, D] from query [T, H, D], key and value [T, G, D]."""

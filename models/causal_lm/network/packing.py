@@ -112,7 +112,7 @@ class Packed:
 
     @property
     def answers(self) -> Asked:
-        """The hidden states that tell the response tokens."""
+        """The hidden states that predict the response tokens."""
         return self._asked(self.before)
 
     @property

@@ -70,7 +70,7 @@ def export_folder(
 
 
 class Written(NamedTuple):
-    """A folder that was read again."""
+    """A written folder, with the change of answers after it is read again."""
 
     dtype: str
     change: Change | None  # None: there were no observations
@@ -121,7 +121,7 @@ def model_keys(parts: Parts, dtype: str) -> dict[str, Any]:
 
 
 def command(keys: Mapping[str, Any], *paths: str) -> str:
-    """Overrides that name the same model.
+    """Gives the command-line overrides that name the same model.
 
     Args:
         paths: keys whose "." stands for the folder.

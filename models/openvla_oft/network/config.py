@@ -51,7 +51,7 @@ class NetConfig:
     layer_scale_init: float = 1e-5  # random initialisation only
     rms_norm_eps: float = 1e-6  # LlamaConfig's default, as released; Meta's own value is 1e-5
     rope_theta: float = 1e4
-    attention: str = "bidirectional"  # or causal; a property of the checkpoint
+    attention: str = "bidirectional"  # bidirectional or causal: a property of the checkpoint
     stop_token: bool = True  # </s> after the placeholders
     num_images: int = 1
     proprio_dim: int = 0  # 0 = no proprio token
@@ -80,7 +80,7 @@ class NetConfig:
 
     @property
     def action_tokens(self) -> int:
-        """T = K·A."""
+        """Number of action tokens, T = K·A."""
         return self.num_action_chunks * self.action_dim
 
     @property

@@ -34,7 +34,7 @@ class Normalization:
     """A kind of normalisation."""
 
     kind: str = BOUNDS_Q99
-    reason: str = field(default="the default", compare=False)  # how the kind was found, for the user
+    reason: str = field(default="the default", compare=False)  # explains to the user how the kind was found
 
     @classmethod
     def asked(cls, key: str) -> Normalization:

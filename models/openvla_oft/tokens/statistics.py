@@ -18,7 +18,7 @@ FIX = "use the statistics of the checkpoint's own training data (its source has 
 def read_range(
     block: Mapping[str, Any], what: str, names: tuple[str, str]
 ) -> tuple[Sequence[float], Sequence[float], Sequence[bool]]:
-    """Low end, high end and mask of each dimension.
+    """Reads low end, high end and mask of each dimension.
 
     Args:
         what: action or proprio, for errors.

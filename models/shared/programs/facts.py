@@ -73,7 +73,7 @@ class Facts:
     categories: int  # action tokens
     quantize: str | None = None  # "int8", or None
     policy: Mapping[str, str] = field(default_factory=dict)  # the exported policy's description of itself
-    pictures: Mapping[str, Any] = field(default_factory=dict)  # how it prepares them; empty: an older version wrote it
+    pictures: Mapping[str, Any] = field(default_factory=dict)  # preparation of pictures; empty in older folders
     measured: Mapping[str, Any] = field(default_factory=dict)  # errors against the policy, and what quantising loses
     files: Mapping[str, str] = field(default_factory=dict)  # name → checksum
 

@@ -19,7 +19,7 @@ VOCABULARY = ("embed_tokens.weight", TIED)
 
 @dataclass(frozen=True)
 class Misfit:
-    """Names and shapes that differ."""
+    """Names and shapes that differ between a network and the weights of a folder."""
 
     missing: Sequence[str]  # names that the files lack, sorted
     unknown: Sequence[str]  # names that the network lacks, sorted

@@ -26,7 +26,7 @@ class Stored:
 
     @classmethod
     def of(cls, folder: Path, anchors: Sequence[str], key: str = "actor.model.") -> Stored:
-        """Look at the headers of all files.
+        """Reads the headers of all files and checks them.
 
         Args:
             anchors: see :func:`embodied.weights.naming.plain_names`.
