@@ -164,7 +164,7 @@ class LiberoEnv:
         return WorkerFacts(os.getpid(), choice.name, choice.reason, found, choice.driver, versions_of(PACKAGES))
 
     def reset(self, start: Start) -> None:
-        """``start.seed`` changes nothing: LIBERO randomises nothing beyond the initial state."""
+        """Goes to a start. ``start.seed`` changes nothing: LIBERO randomises nothing beyond the initial state."""
         self._check_start(start)
         init_state = self._init_states[start.task_id][start.init_state_id]
         self._enter(start.task_id).begin(init_state, self._wait_steps)

@@ -1,4 +1,4 @@
-"""Cameras that were moved for an episode. Only for the worker: imports SAPIEN when it is used."""
+"""Moves cameras for an episode. Only for the worker: imports SAPIEN when it is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Code of others in a process that is watched: it is given a time, and nothing that it starts outlives it.
+"""Runs code of others in a watched process: with a time limit, and nothing that it starts outlives it.
 
 Imports the standard library alone: it runs before anything else of ours.
 """

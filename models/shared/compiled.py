@@ -46,7 +46,7 @@ class CompiledBlocks:
 
     @contextmanager
     def switched(self, on: bool) -> Iterator[None]:
-        """Calls inside the block run compiled, or as they are."""
+        """Makes calls inside the block run compiled, or as they are."""
         before = self._on
         self._set(on)
         try:

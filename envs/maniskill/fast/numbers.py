@@ -141,7 +141,7 @@ def product(a: Pose, b: Pose) -> Pose:
 
 
 def inverse(pose: Pose) -> Pose:
-    """``pose.inv()`` of ManiSkill's poses."""
+    """Inverts a pose as ManiSkill's ``pose.inv()`` does."""
     (px, py, pz), (w, x, y, z) = pose
     inverted = (w, -x, -y, -z)
     return rotate(inverted, (-px, -py, -pz)), inverted
