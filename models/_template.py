@@ -24,10 +24,10 @@ class TemplatePolicy(nn.Module):
         self.register_buffer("high", torch.zeros(action_dim), persistent=False)
 
     @property
-    def spec(self) -> PolicySpec:  # what a record must hold: the fields of a decision, without the batch dimension
+    def spec(self) -> PolicySpec:  # fields of a decision, without the batch dimension: a record must hold them
         tokens, actions = ArraySpec((self.head.out_features // self.bins,), "int32"), ArraySpec(self.chunk, "float32")
         decision = {"action_tokens": tokens, "actions": actions, "logprobs": ArraySpec(tokens.shape, "float32")}
-        elements = Elements(self.chunk, action_axis=0)  # what has a log-prob: K actions of A tokens
+        elements = Elements(self.chunk, action_axis=0)  # elements with a log-prob: K actions of A tokens
         return PolicySpec(self.chunk[0], decision, elements, Noise(tokens.shape), {"action_tokens": self.bins})
 
     def bind(self, env: EnvSpec) -> None:  # once the env is known: check that it fits, prepare what depends on it
@@ -35,7 +35,7 @@ class TemplatePolicy(nn.Module):
             raise SpecMismatchError(f"the env has {env.action_dim} action dimensions", "set actor.model.action_dim")
         self.low, self.high = (torch.tensor(v).to(self.head.weight) for v in (env.action_low, env.action_high))
 
-    def encode_instructions(self, texts: Sequence[str]) -> Mapping[str, Tensor]:  # what act() reads of them: nothing
+    def encode_instructions(self, texts: Sequence[str]) -> Mapping[str, Tensor]:  # act() reads nothing of them
         return {}
 
     def probe(self, obs: Mapping[str, Tensor]) -> tuple[str, ...]:  # warnings at the first observations of a run

@@ -1,4 +1,4 @@
-"""Who may connect: addresses that a server may listen at, its token, its certificate, and pages of web browsers."""
+"""Access rules: addresses that a server may listen at, its token, its certificate, and pages of web browsers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from embodied.errors import ConfigError
 
 TOKEN_VARIABLE = "EMBODIED_SERVE_TOKEN"
 SHORTEST_TOKEN = 16
-SCHEMES = ("api-key", "bearer")  # of the header Authorization: openpi's client sends the first, curl users the second
+SCHEMES = ("api-key", "bearer")  # schemes of Authorization: openpi's client sends the first, curl users the second
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only programs of this machine reach ``host``."""
+    """Returns whether ``host`` is an address that only programs of this machine reach."""
     if host == "localhost":
         return True
     try:
@@ -77,7 +77,7 @@ def tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
     context.num_tickets = 0
     try:
         context.load_cert_chain(certificate, key)
-    except OSError as error:  # that of the ssl module, too
+    except OSError as error:  # errors of the ssl module are OSErrors, too
         raise ConfigError(
             f"--tls-cert {certificate} and --tls-key {key} cannot be used: {error}",
             "give a certificate (PEM) and the private key that belongs to it, without a password",
@@ -86,7 +86,7 @@ def tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
 
 
 def allowed(headers: Mapping[str, str], token: str | None) -> bool:
-    """Whether a request carries the token, compared in constant time. Without a token everybody may ask."""
+    """Returns whether a request carries the token, compared in constant time. Without a token everybody may ask."""
     if token is None:
         return True
     scheme, _, given = headers.get("Authorization", "").partition(" ")
@@ -95,6 +95,6 @@ def allowed(headers: Mapping[str, str], token: str | None) -> bool:
 
 
 def from_web_page(headers: Mapping[str, str]) -> bool:
-    """Whether a browser sends the request for a page (it says so in ``Origin``). Pages of any site may reach servers of
-    this machine that nobody else does, and may choose the name under which they do; robots have no pages."""
+    """Returns whether a browser sends the request for a page (it says so in ``Origin``). Pages of any site may reach
+    servers of this machine that nobody else does, and may choose the name under which they do; robots have no pages."""
     return "Origin" in headers

@@ -25,7 +25,7 @@ class Connections:
         self._without_place: set[asyncio.BaseTransport] = set()
 
     def guarded(self, make: Callable[[], asyncio.Protocol]) -> Callable[[], asyncio.Protocol]:
-        """The factory of protocols for ``create_server``, around aiohttp's own."""
+        """Wraps aiohttp's factory of protocols for ``create_server``."""
         return lambda: _Guarded(self, make())
 
     def speaks(self, transport: asyncio.BaseTransport | None) -> None:
@@ -34,12 +34,12 @@ class Connections:
             timer.cancel()
 
     def has_place(self, transport: asyncio.BaseTransport | None) -> bool:
-        """Whether the requests of this connection are answered."""
+        """Returns whether the requests of this connection are answered."""
         return transport not in self._without_place
 
     def take(self, address: str, transport: asyncio.Transport) -> bool:
-        """Take a place for a new connection, or a spare one in which it is told that there is none. False if it is to
-        be cut."""
+        """Takes a place for a new connection, or else a spare one in which it is told that there is none. Returns
+        False if it is to be cut."""
         if not self._places.take(address):
             self._metrics.refused_connections.labels("too many").inc()
             if len(self._without_place) >= SPARE:
@@ -70,7 +70,7 @@ class _Guarded(asyncio.Protocol):
 
     def __init__(self, connections: Connections, inner: asyncio.Protocol) -> None:
         self._connections, self._inner = connections, inner
-        self._address: str | None = None  # of the client, while the connection has a place
+        self._address: str | None = None  # the client's address while the connection has a place
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

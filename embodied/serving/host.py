@@ -1,4 +1,4 @@
-"""What the server and a protocol know of each other: the protocol is a :class:`Route`, the server its :class:`Host`.
+"""Interfaces between the server and a protocol: the protocol is a :class:`Route`, the server its :class:`Host`.
 
 request ─▶ Server: place, token, origin ─▶ Route.answer(host, request, address) ─▶ response
 """
@@ -29,7 +29,7 @@ class Conversation(Protocol):
 
 
 class Host(Protocol):
-    """What a protocol uses of the server."""
+    """The server, as a protocol uses it."""
 
     service: Service
     reader: QuestionReader
@@ -39,7 +39,7 @@ class Host(Protocol):
     rate: Rate
     metrics: Metrics
     metadata: bytes  # the first message of each connection that stays open
-    directory: str  # what the server has, for requests that ask for something else
+    directory: str  # text that lists what the server has; the answer to an unknown path
     ready: bool  # False while the policy is warmed up, and from draining on
     draining: asyncio.Event  # set when the server ends: nothing new is taken
     conversations: set[Conversation]  # open now
@@ -63,7 +63,7 @@ class Host(Protocol):
 
 @dataclass(frozen=True)
 class Route:
-    """Where a protocol is spoken.
+    """A path of the server, with the protocol that is spoken there.
 
     Args:
         title: of the route, for people.

@@ -1,4 +1,4 @@
-"""Which field of the env (``EnvSpec.obs``) a key of a request fills. Keys differ from client to client.
+"""Maps keys of a request to fields of the env (``EnvSpec.obs``). Keys differ from client to client.
 
 =============================================  =========================================================================
 key                                            fills
@@ -33,17 +33,17 @@ SECOND = ("observation/wrist_image", "observation/wrist_image_left")
 
 
 def camera(name: str) -> str:
-    """What the picture of a camera is called."""
+    """Returns the name of a camera's picture."""
     return f"{IMAGES}/{name}"
 
 
 def fillable(env: EnvSpec) -> list[str]:
-    """Everything that a key may fill."""
+    """Lists everything that a key may fill."""
     return [PROMPT, *fields_of(env), *map(camera, env.cameras)]
 
 
 def keys_of(env: EnvSpec, more: Mapping[str, str]) -> dict[str, str]:
-    """Key of a request → what it fills.
+    """Maps each key of a request to what it fills.
 
     Args:
         more: keys of the user's own.
@@ -64,7 +64,7 @@ def keys_of(env: EnvSpec, more: Mapping[str, str]) -> dict[str, str]:
 
 
 def parse(pairs: Sequence[str]) -> dict[str, str]:
-    """``["cam_high=images/front"]`` → a mapping. Raises ConfigError if one is no pair."""
+    """Parses pairs: ``["cam_high=images/front"]`` → a mapping. Raises ConfigError if one is no pair."""
     found = {}
     for pair in pairs:
         key, sign, field = pair.partition("=")

@@ -1,4 +1,4 @@
-"""What clients may ask for: sizes, rates, connections, times. Whoever goes beyond is slowed down or refused, alone."""
+"""Limits for clients: sizes, rates, connections, times. Whoever goes beyond is slowed down or refused, alone."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ from dataclasses import dataclass
 class ServerLimits:
     """Limits of a server. None of them is off."""
 
-    max_bytes: int = 16 << 20  # of a message
-    max_pixels: int = 1 << 24  # of a picture that is resized
+    max_bytes: int = 16 << 20  # size of a message
+    max_pixels: int = 1 << 24  # pixels of a picture that is resized
     max_connections: int = 64
     max_connections_per_address: int = 32
     max_waiting: int = 64  # requests that wait for the policy
     rate: float = 200.0  # requests a second that an address may send for long
     burst: int = 50  # requests that it may send at once
     idle_s: float = 1800.0  # a connection without a request is closed after this
-    first_request_s: float = 10.0  # until the first request of a connection must have come
-    body_s: float = 30.0  # until the body of a request must have come
-    send_s: float = 10.0  # until a client must have taken an answer
-    ping_s: float = 20.0  # between two pings; one that is not answered within half of it closes the connection
-    drain_s: float = 30.0  # for the answers that are under way when the server is told to end
+    first_request_s: float = 10.0  # time limit for the first request of a connection
+    body_s: float = 30.0  # time limit for the body of a request
+    send_s: float = 10.0  # time limit for a client to take an answer
+    ping_s: float = 20.0  # time between two pings; one that is not answered within half of it closes the connection
+    drain_s: float = 30.0  # time limit for answers that are under way when the server is told to end
 
 
 class Rate:
-    """How long an address must wait before its next request, so that it sends ``rate`` a second for long and at most
-    ``burst`` at once.
+    """Computes the wait before an address's next request: ``rate`` a second for long, at most ``burst`` at once.
 
     Each request is due ``1 / rate`` seconds after the one before, and may come up to ``burst`` such times early.
 

@@ -23,7 +23,7 @@ from embodied.lib.files import EXPORT_FILE
 from embodied.protocols import Policy
 from embodied.types import EnvSpec
 
-META_FILE = "meta.json"  # of a checkpoint
+META_FILE = "meta.json"  # file that every checkpoint has
 
 
 class Loaded(NamedTuple):

@@ -61,7 +61,7 @@ class Recent:
 
 
 class Noted:
-    """Values that are worked into their metrics when these are read: on the way of a request that takes too long.
+    """Notes values, and counts them when the metrics are read: counting would slow requests down.
 
     Args:
         most: values that may wait; above that, each new one works in the two oldest, so that no request waits for many.
@@ -78,7 +78,7 @@ class Noted:
             self._work_in(2)
 
     def collect(self) -> Iterable[Any]:
-        """Called by the registry, before the metrics that were registered later."""
+        """Counts what was noted. The registry calls it before the metrics that were registered later."""
         self._work_in(len(self._values))
         return ()
 
@@ -97,7 +97,7 @@ class Metrics:
         self.note = Noted()
         self.registry.register(self.note)
         self.requests = self._make(Counter, "requests", ["protocol"])
-        self._requests: dict[str, Any] = {}  # by protocol
+        self._requests: dict[str, Any] = {}  # protocol → its counter
         self.errors = self._make(Counter, "errors", ["kind"])
         self.latency = self._make(Histogram, "latency_seconds", buckets=SECONDS)
         self.decode = self._make(Histogram, "decode_seconds", buckets=SECONDS)
@@ -126,5 +126,5 @@ class Metrics:
         self._recent.values.append(seconds)
 
     def text(self) -> bytes:
-        """Everything, in the text format of Prometheus."""
+        """All metrics in the text format of Prometheus."""
         return generate_latest(self.registry)

@@ -30,7 +30,7 @@ from embodied.serving.wire.requests import QuestionReader
 log = logging.getLogger(__name__)
 
 DECODERS = 2  # threads that read requests
-LEAVE_S = 5.0  # for clients to answer a close
+LEAVE_S = 5.0  # time limit for clients to answer a close
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -58,7 +58,7 @@ class Server:
         self.service, self.reader, self.limits, self.metrics = service, reader, limits, metrics
         self.metadata = wire.pack(metadata)
         self.directory = f"here are {', '.join(route.title for route in routes)}, /healthz, /readyz and /metrics\n"
-        self._routes = sorted(routes, key=lambda route: "{" in route.path)  # what takes any path stands behind others
+        self._routes = sorted(routes, key=lambda route: "{" in route.path)  # a route that takes any path comes last
         self.wire_limits = wire.Limits(max_bytes=limits.max_bytes)
         self.rate = Rate(limits.rate, limits.burst)
         self.draining = asyncio.Event()
@@ -157,12 +157,12 @@ class Server:
         return {"kind": kind, "message": error.message, "fix": error.remedy}
 
     def begins(self) -> None:
-        """A request has come."""
+        """Counts a request that has come."""
         self._under_way += 1
         self._idle.clear()
 
     def ends(self) -> None:
-        """Its answer is sent, or its client has gone."""
+        """Counts off a request whose answer is sent, or whose client has gone."""
         self._under_way -= 1
         if not self._under_way:
             self._idle.set()

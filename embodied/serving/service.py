@@ -35,14 +35,14 @@ from embodied.types import EnvSpec, Sampling, TextAction
 
 log = logging.getLogger(__name__)
 
-CLOSE_S = 5.0  # for the policy's last call, which nobody waits for
+CLOSE_S = 5.0  # time limit for the policy's last call: nobody waits for its answer
 
 
 @dataclass(frozen=True)
 class Answer:
     """The actions that answer a question, and what they took."""
 
-    actions: np.ndarray  # of one record, as the env takes them: float32 [K, A], or int32 [K]
+    actions: np.ndarray  # actions of one record, as the env takes them: float32 [K, A], or int32 [K]
     infer_ms: float  # the policy's call
     queue_ms: float  # waiting for it
     batch: int  # questions in the call
@@ -50,13 +50,13 @@ class Answer:
 
 @dataclass
 class Session:
-    """Requests whose noise goes on from one to the next."""
+    """A client's series of requests; sampling noise goes on from one to the next."""
 
     number: int = 0
     asked: int = 0
 
     def next(self, number: int | None) -> tuple[int, int]:
-        """The place of the next decision's noise: requests before it, the session. Another number begins a session."""
+        """Counts a request; returns the place of its noise: requests before, session. A new number begins a session."""
         if number is not None and number != self.number:
             self.number, self.asked = number, 0
         self.asked += 1
@@ -67,13 +67,13 @@ Outcome = Answer | EmbodiedError
 
 
 class Ticket(ABC):
-    """Of somebody who waits for an answer."""
+    """A caller that waits for an answer."""
 
     gone = False  # nobody waits any more: what has not begun is not computed, and nothing is delivered
 
     @abstractmethod
     def deliver(self, outcome: Outcome) -> None:
-        """Called on the event loop."""
+        """Gives the outcome to the caller. Called on the event loop."""
 
 
 class _Awaited(Ticket):
@@ -135,13 +135,13 @@ class Service:
         self._samplings = {greedy: replace(sampling, do_sample=not greedy) for greedy in (True, False)}
         self._fields = {name: env.obs[name] for name in fields_of(env)}
         self._waiting: deque[_Waiting] = deque()
-        self._lock = threading.Lock()  # of what waits
+        self._lock = threading.Lock()  # guards ``_waiting``
         self._bell: SimpleQueue[None] = SimpleQueue()  # rings when something has come, or the end
         self._ends = False
         self._thread = threading.Thread(target=self._run, name="inference", daemon=True)
         metrics.waiting.set_function(lambda: len(self.waiting()))
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._warm: asyncio.Future[EmbodiedError | None] | None = None  # what was wrong with the first calls
+        self._warm: asyncio.Future[EmbodiedError | None] | None = None  # gives the error of the warm-up calls, or None
 
     # -- on the event loop -------------------------------------------------------------------------------------------
 
@@ -153,7 +153,7 @@ class Service:
 
     @property
     def alive(self) -> bool:
-        """Whether the inference thread runs."""
+        """True while the inference thread runs."""
         return self._thread.is_alive()
 
     def waiting(self) -> list[_Waiting]:

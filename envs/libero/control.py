@@ -225,7 +225,7 @@ class CompiledControl:
 
 
 def _addresses(mujoco: Any, model: Any, dofs: np.ndarray) -> np.ndarray:
-    """Where MuJoCo's sparse ``qM`` has the entries of these degrees of freedom's inertia [n, n]; −1 where it is 0."""
+    """Finds these degrees of freedom's inertia in MuJoCo's sparse ``qM``: indices [n, n], −1 where it is 0."""
     numbers = np.zeros((model.nv, model.nv))
     mujoco.mj_fullM(model, numbers, np.arange(1.0, model.nM + 1))
     return numbers[np.ix_(dofs, dofs)].astype(np.int64) - 1

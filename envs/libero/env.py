@@ -119,7 +119,7 @@ class LiberoEnv:
         self._slot = EnvSlot(max_cached_simulators)
         self._task_id = -1
         if solves(task_suite_name, task_ids):
-            self.expert = self._expert  # so that an env without one does not offer it
+            self.expert = self._expert  # set here alone: an env without an expert does not offer one
             self.mistaken_expert = self._mistaken_expert
 
     def _make_spec(self, max_episode_steps: int) -> EnvSpec:
@@ -164,7 +164,7 @@ class LiberoEnv:
         return WorkerFacts(os.getpid(), choice.name, choice.reason, found, choice.driver, versions_of(PACKAGES))
 
     def reset(self, start: Start) -> None:
-        """``start.seed`` changes nothing: LIBERO randomises nothing beyond the initial state."""
+        """Goes to a start. ``start.seed`` changes nothing: LIBERO randomises nothing beyond the initial state."""
         self._check_start(start)
         init_state = self._init_states[start.task_id][start.init_state_id]
         self._enter(start.task_id).begin(init_state, self._wait_steps)

@@ -50,7 +50,7 @@ def solved() -> str:
 
 
 class Scene(Protocol):
-    """What the script reads of :class:`~.simulator.TaskSimulator`. Positions in m, in the world's frame."""
+    """The scene that the script reads, of :class:`~.simulator.TaskSimulator`. Positions in m, in the world's frame."""
 
     def hand(self) -> tuple[np.ndarray, np.ndarray]:
         """Position [3] of the point between the fingers, and the hand's axes [3, 3] as columns: the fingers close
@@ -66,7 +66,7 @@ class Scene(Protocol):
         ...
 
     def reached(self, goal: list[str]) -> bool:
-        """Whether the goal was reached by the last control step."""
+        """Returns whether the goal was reached by the last control step."""
         ...
 
     def movable(self) -> list[str]:
@@ -155,7 +155,7 @@ class PickAndPlace:
         yield from self._go(at, OPEN, 0.008, 25)
         yield from self._stay(CLOSED, CLOSING)
         yield from self._up(0.06, CLOSED)
-        if np.linalg.norm(at() - self._hand) < 0.03:  # it came along
+        if np.linalg.norm(at() - self._hand) < 0.03:  # the object came along with the hand
             yield from self._put(thing, target)
 
     def _height_over(self, thing: str, at: np.ndarray) -> float:

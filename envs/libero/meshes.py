@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-_INDICES = ("mesh_face", "mesh_facenormal", "mesh_facetexcoord")  # of a triangle's corners, int32 [nmeshface, 3] each
+_INDICES = ("mesh_face", "mesh_facenormal", "mesh_facetexcoord")  # a triangle's corners, int32 [nmeshface, 3] each
 
 
 @contextmanager

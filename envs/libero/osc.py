@@ -138,25 +138,25 @@ def multiply(address: int, order: int, matrix: np.ndarray, vector: np.ndarray, p
 
 
 class Arm(NamedTuple):
-    """What the control reads and writes; arrays of MuJoCo's data where it has them."""
+    """Arrays that the control reads and writes; MuJoCo's own where it has them."""
 
-    gemv: int  # from :func:`numpy_gemv`
+    gemv: int  # address that :func:`numpy_gemv` gives
     jacobian: np.ndarray  # float64 [6, nv] of the hand, translations first
     qpos: np.ndarray
     qvel: np.ndarray  # [nv]
-    position: np.ndarray  # of the hand, m [3]
-    axes: np.ndarray  # its orientation [3, 3]
+    position: np.ndarray  # position of the hand, m [3]
+    axes: np.ndarray  # orientation of the hand [3, 3]
     inertia: np.ndarray  # MuJoCo's sparse ``qM``
     bias: np.ndarray  # ``qfrc_bias`` [nv]
-    ctrl: np.ndarray  # is written
-    goal: np.ndarray  # of the hand, m [3]
+    ctrl: np.ndarray  # torques of the arm and targets of the fingers, both written
+    goal: np.ndarray  # position that the hand is to reach, m [3]
     turned: np.ndarray  # the goal's orientation [3, 3]
     kp: np.ndarray  # stiffness, translations first [6]
     kd: np.ndarray  # damping [6]
     initial: np.ndarray  # posture that is kept where the hand leaves a choice, rad [7]
-    limits: np.ndarray  # of the torques, lowest and highest, Nm [2, 7]
-    moved: np.ndarray  # by which a sub-step moves what the fingers are told [2]
-    middle: np.ndarray  # of the fingers' range, m [2]
+    limits: np.ndarray  # lowest and highest torques, Nm [2, 7]
+    moved: np.ndarray  # change of the fingers' command in a sub-step [2]
+    middle: np.ndarray  # middle of the fingers' range, m [2]
     half: np.ndarray  # half the range, m [2]
     qpos_at: np.ndarray  # int64 [7]: where the joints stand in ``qpos``,
     dofs: np.ndarray  # [7]: in ``qvel``,
@@ -226,7 +226,7 @@ def _joints(arm: Arm) -> tuple[np.ndarray, np.ndarray]:
 
 @numba.njit(cache=True)
 def _forces(arm: Arm) -> tuple[np.ndarray, np.ndarray]:
-    """What the hand is pulled and turned by towards its goal [3], [3]."""
+    """Computes force [3] and torque [3] that pull the hand towards its goal."""
     kp, kd, nv = arm.kp, arm.kd, arm.qvel.shape[0]
     velocity, force, torque = np.empty(6), np.empty(3), np.empty(3)
     _gemv(arm.gemv, ROWS, 3, nv, nv, arm.jacobian[:3], arm.qvel, velocity[:3])
@@ -274,7 +274,7 @@ def advance(
 
 @numba.njit(cache=True)
 def _clip(value: float, low: float, high: float) -> float:
-    """As ``numpy.clip``: what is no number stays none."""
+    """Clips as ``numpy.clip`` does: NaN stays NaN."""
     if value < low:
         return low
     return high if value > high else value

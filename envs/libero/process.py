@@ -1,4 +1,4 @@
-"""A worker's process before its first LIBERO simulator: environment variables, quiet imports, versions found."""
+"""Prepares a worker's process for its first LIBERO simulator: environment variables, quiet imports, versions found."""
 
 from __future__ import annotations
 

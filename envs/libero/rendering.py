@@ -58,7 +58,7 @@ class RendererChoice:
 
     name: str  # value for MUJOCO_GL
     reason: str
-    driver: str = ""  # what draws, as GL names it
+    driver: str = ""  # name of the renderer, as GL gives it
 
 
 def check_renderer(wanted: str = "auto") -> RendererChoice:
@@ -116,7 +116,7 @@ def _try_backend(name: str, *more: str) -> tuple[bool, str]:
 
 @dataclass(frozen=True)
 class Pictures:
-    """What is drawn: keys of ``init_params``."""
+    """Settings of pictures: keys of ``init_params``."""
 
     cameras: tuple[str, ...]
     height: int
@@ -201,7 +201,7 @@ class Offscreen:
 
 
 def _may_cull(mujoco: Any, model: Any) -> bool:
-    """Whether geometry outside a picture leaves no shadow or reflection in it."""
+    """Returns whether geometry outside a picture leaves no shadow or reflection in it."""
     flat = np.isin(model.geom_type, [mujoco.mjtGeom.mjGEOM_PLANE, mujoco.mjtGeom.mjGEOM_BOX])
     shown = flat & np.isin(model.geom_group, [1, 2]) & (model.geom_matid >= 0)
     mirrors = model.mat_reflectance[model.geom_matid[shown]] > 0

@@ -23,9 +23,9 @@ class Shared:
     """A simulator with its slots."""
 
     simulator: TaskSimulator
-    users: WeakSet[EnvSlot] = field(default_factory=WeakSet)  # that were in its task, and may come back
-    inside: WeakSet[EnvSlot] = field(default_factory=WeakSet)  # that are in its task now
-    holders: WeakSet[EnvSlot] = field(default_factory=WeakSet)  # whose state it has: one slot, or none
+    users: WeakSet[EnvSlot] = field(default_factory=WeakSet)  # slots that were in its task, and may come back
+    inside: WeakSet[EnvSlot] = field(default_factory=WeakSet)  # slots that are in its task now
+    holders: WeakSet[EnvSlot] = field(default_factory=WeakSet)  # slot whose state it has; one, or none
 
     def turn_to(self, slot: EnvSlot) -> None:
         """Puts away the state of the slot whose turn it was. That of the next is then to be set."""
@@ -61,7 +61,7 @@ class Simulators:
             self._evicts = True
 
     def forget(self, slot: EnvSlot) -> None:
-        """Closes what no other slot may come back to."""
+        """Closes the simulators that no other slot may come back to."""
         for key, shared in [*self._shared.items()]:
             shared.users.discard(slot)
             if not shared.users:
@@ -84,7 +84,7 @@ class EnvSlot:
         self.suspended: Suspended | None = None  # the slot's state while another has its simulator
 
     def enter(self, bddl_file: str, pictures: Pictures) -> TaskSimulator:
-        """Goes to a task. Its simulator has anybody's state, and this slot's is to be set at once."""
+        """Goes to a task. The simulator may hold another slot's state: set this slot's at once."""
         self._leave()
         alone = self if function("mj_copyData") is None else None
         self._shared = _OF_PROCESS.take(self, (bddl_file, pictures, alone), self._limit)

@@ -69,7 +69,7 @@ class Suspended:
     """The state of an env slot while another has its simulator."""
 
     data: Any  # MuJoCo's, whole
-    beside: dict[str, Any]  # what of :meth:`TaskSimulator.get_state` is not in it
+    beside: dict[str, Any]  # entries of :meth:`TaskSimulator.get_state` that ``data`` lacks
     open_goals: list[list[str]] | None
     pictures: dict[str, np.ndarray]
 
@@ -96,10 +96,10 @@ class TaskSimulator:
         self._control, self._goals = make_control(self._domain), Goals(self._domain)
         self._substeps = int(self._domain.control_timestep / self._domain.model_timestep)
         self._clock = SensorClock(self._domain.model_timestep)
-        self._clock.tick(force=True)  # as the original's reset does
+        self._clock.tick(force=True)  # the original's reset does the same
         self._note_sensors()
         self._after_reset = self.get_state()
-        self._settled: dict[Any, dict[str, Any]] = {}  # by start and wait; the same start comes group_size times
+        self._settled: dict[Any, dict[str, Any]] = {}  # (start, wait steps) → settled state, which a whole group uses
         self._offscreen: Offscreen | None = None
         self._pictures: dict[str, np.ndarray] = {}
 
@@ -246,7 +246,7 @@ class TaskSimulator:
         return {name: value for name, value in vars(self._robot.controller).items() if isinstance(value, kept)}
 
     def _lit_sites(self) -> dict[str, Any]:
-        """Which marks are shown (a burner that is on), by object."""
+        """Returns the marks that are shown (a burner that is on), by object."""
         objects = {**self._domain.objects_dict, **self._domain.fixtures_dict}
         return {name: thing.object_properties["vis_site_names"] for name, thing in objects.items()}
 

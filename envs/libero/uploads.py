@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 Key = bytes
-_SIZES = ("tex_width", "tex_height")  # of a texture
+_SIZES = ("tex_width", "tex_height")  # sizes of a texture
 _SHAPES = ("mesh_facenum", "mesh_graphadr")  # −1: no hull
 _CORNERS = ("mesh_face", "mesh_facenormal", "mesh_facetexcoord")
 
@@ -38,7 +38,7 @@ class Canvas:
 
         self.size = (width, height)
         self.gl = mujoco.GLContext(width, height)
-        atexit.register(self.gl.free)  # where nobody closes the env: later the interpreter has taken GL apart
+        atexit.register(self.gl.free)  # frees it if nobody closed the env: later the interpreter has taken GL apart
         self.users = 0
         self._uploads: dict[Key, Upload] = {}
 

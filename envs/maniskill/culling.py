@@ -28,7 +28,7 @@ class Culling:
         self._hidden = np.zeros(len(self._bodies), bool)
 
     def apply(self) -> None:
-        """Hides and shows. Call before a picture, when all bodies and cameras are in place."""
+        """Hides and shows bodies. Call before a picture, when all bodies and cameras are in place."""
         if not self._bodies:
             return
         poses = np.stack([body.entity.pose.to_transformation_matrix() for body in self._bodies])

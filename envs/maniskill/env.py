@@ -133,7 +133,7 @@ class ManiSkillEnv:
         self._one = ManiSkillBatch(self, 1)
         if self._on_gpu:
             self._check_gpu()
-            self.batch = self._batch  # what an env does not offer it does not have
+            self.batch = self._batch  # set here, as an env lacks the methods that it does not offer
         elif self._params.id in EXPERTS and self._params.control_mode in CONTROL_MODES:
             self.expert = self._expert
 
@@ -169,7 +169,7 @@ class ManiSkillEnv:
             num_init_states=(self._num_starts or 1,) * len(tasks),
             max_episode_steps=facts.max_episode_steps or 100,
             control_hz=facts.control_hz,
-            restorable=not self._on_gpu,  # on a GPU contacts cannot be written back …
+            restorable=not self._on_gpu,  # contacts cannot be written back on a GPU …
             repeatable=not self._on_gpu,  # … and numbers depend on the slot by rounding
         )
 

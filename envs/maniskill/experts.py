@@ -13,7 +13,7 @@ import numpy as np
 
 OPEN, CLOSED = 1.0, -1.0
 CONTROL_MODES = ("pd_ee_delta_pos", "pd_ee_delta_pose")
-STEP_M = 0.1  # what an action of 1 asks for
+STEP_M = 0.1  # distance that an action of 1 asks for
 GAIN = 2.0  # the controller reaches about half of what it is asked for within a control step
 Waypoints = Iterator[tuple[np.ndarray, float]]
 

@@ -35,7 +35,7 @@ from embodied.lib.whole import write_whole
 from .rendering import REMEDY
 
 _PROBE_TIMEOUT_S = 120.0
-_FORMAT = 3  # of the answers in the cache folder; another one is asked for again
+_FORMAT = 3  # version of the answers in the cache folder; those of another version are asked for again
 _ANSWERS = {error.__name__: error for error in (AssetsMissingError, ConfigError, UnknownNameError)}
 _REGISTERED = re.compile(r"register_env\(\s*[\"']([^\"']+)[\"']")
 
@@ -71,7 +71,7 @@ class SimParams:
 
 @dataclass(frozen=True)
 class TaskFacts:
-    """What a spec needs to know of a task."""
+    """Facts of a task that its spec needs."""
 
     max_episode_steps: int
     control_hz: float
@@ -169,7 +169,7 @@ def ask(params: SimParams) -> TaskFacts:
     try:
         return _decode(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
-        pass  # not asked before, or written by an interrupted process
+        pass  # nothing was asked before, or an interrupted process wrote it
     facts = _ask_process(params)
     write_whole(file, json.dumps(asdict(facts)), shared=True)
     return facts

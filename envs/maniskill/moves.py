@@ -1,4 +1,4 @@
-"""Cameras that were moved for an episode. Only for the worker: imports SAPIEN when it is used."""
+"""Moves cameras for an episode. Only for the worker: imports SAPIEN when it is used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class MovedCameras:
     """Moves cameras of a simulator with one copy, and puts them back."""
 
     def __init__(self) -> None:
-        self.moves: list[tuple[str, np.ndarray, np.ndarray]] = []  # since the cameras stood where they belong
+        self.moves: list[tuple[str, np.ndarray, np.ndarray]] = []  # moves since the cameras stood where they belong
         self._poses: list[tuple[Any, Any]] = []  # each camera that was moved, and its pose before
 
     def move(self, env: Any, name: str, translation: np.ndarray, rotation: np.ndarray) -> None:

@@ -29,7 +29,7 @@ def renew(env: Any) -> None:
         entity.add_to_scene(new)
     for body in physics.rigid_dynamic_components:
         if not body.kinematic:
-            body.wake_up()  # as new: how long it has been at rest is kept with the body
+            body.wake_up()  # resets its time at rest, which is kept with the body
     for link in physics.articulation_link_components:
         if link.is_root:
             link.wake_up()

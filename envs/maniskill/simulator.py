@@ -65,12 +65,12 @@ class TaskSimulator:
         )
         self._cameras, self._show_goal, self._info_reward = cameras.names, show_goal, dict(info_reward)
         self._through_env = params.obs_mode != "rgb"
-        self._seeds = [0] * copies  # of the present episodes
-        self._options: dict[str, Any] = {}  # of the last that was begun
-        self._actions: list[np.ndarray] = []  # of the episode, where a state can be saved
-        self._pictures: dict[str, Any] = {}  # of the present state: camera → uint8 [N, H, W, 3], on the device
+        self._seeds = [0] * copies  # seeds of the present episodes
+        self._options: dict[str, Any] = {}  # options of the episode that began last
+        self._actions: list[np.ndarray] = []  # actions of the episode, kept where a state can be saved
+        self._pictures: dict[str, Any] = {}  # pictures of the present state: camera → uint8 [N, H, W, 3], on the device
         self._moved, self._trim_once = MovedCameras(), functools.cache(trim)  # imports and shaders leave 60 MB
-        self._fast: FastStep | None = None  # of the present episode; on a GPU none
+        self._fast: FastStep | None = None  # fast step of the present episode; None on a GPU
         self._may_cull = not self._on_gpu and params.shader_pack == "minimal"
         self._culling: Culling | None = None
         self._begin_episode = self.env._initialize_episode
@@ -182,7 +182,7 @@ class TaskSimulator:
         """Executes one control step with float32 [N, A]: ``BaseEnv.step`` without its observation. Results leave the
         device in one copy. With one copy on the CPU, what is known to :class:`FastStep` takes a fraction of the time.
         """
-        actions = np.array(actions, np.float32)  # its own: they are repeated from what is kept here
+        actions = np.array(actions, np.float32)  # a copy: actions are repeated from what is kept here
         if not self._on_gpu:
             self._actions.append(actions[0])
         self._pictures = {}
@@ -247,7 +247,7 @@ class TaskSimulator:
         only_rgb = {"rgb": True, "depth": False, "position": False, "segmentation": False}
         found = {name: sensor.get_obs(**only_rgb)["rgb"] for name, sensor in sensors.items()}
         if self._on_gpu:
-            self._torch.cuda.synchronize()  # as ManiSkill does: the renderer has streams of its own
+            self._torch.cuda.synchronize()  # ManiSkill does the same: the renderer has streams of its own
         return found
 
     def _cull(self, cameras: Sequence[Any]) -> None:

@@ -1,1 +1,1 @@
-"""What several simulators use: checks of arguments, trials in a process, rotations, frustum culling."""
+"""Parts that several simulators use: checks of arguments, trials in a process, rotations, frustum culling."""

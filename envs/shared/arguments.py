@@ -1,4 +1,4 @@
-"""Checks of what a user gives."""
+"""Checks the arguments that a user gives."""
 
 from __future__ import annotations
 

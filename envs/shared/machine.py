@@ -1,4 +1,4 @@
-"""Trials of this machine's drivers in a process of their own."""
+"""Tries this machine's drivers in a process of their own."""
 
 from __future__ import annotations
 

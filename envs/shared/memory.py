@@ -1,4 +1,4 @@
-"""Gives memory that a simulator has no more use for back to the system."""
+"""Returns memory that a simulator no longer uses to the system."""
 
 from __future__ import annotations
 

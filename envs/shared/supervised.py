@@ -1,4 +1,4 @@
-"""Code of others in a process that is watched: it is given a time, and nothing that it starts outlives it.
+"""Runs code of others in a watched process: with a time limit, and nothing that it starts outlives it.
 
 Imports the standard library alone: it runs before anything else of ours.
 """
@@ -89,7 +89,7 @@ def _work(work: Callable[[], str], finish: Callable[[], None], folder: Path) -> 
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):  # an env may print what the locale does not have
         stream.reconfigure(encoding="utf-8", errors="backslashreplace")  # type: ignore[union-attr]
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # who asks a terminal is told that there is none
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # standard input is empty: work that asks a terminal finds none
     own, status = os.getpid(), 0
     try:
         answer = work()
@@ -113,7 +113,7 @@ def _work(work: Callable[[], str], finish: Callable[[], None], folder: Path) -> 
 
 
 def _watched(process: int, answer: Path, limit_s: float, grace_s: float) -> str:
-    """How a process ended: its exit status as :mod:`subprocess` has it, or :data:`LATE`."""
+    """Waits for a process; returns its exit status as :mod:`subprocess` has it, or :data:`LATE`."""
     until, answered = time.monotonic() + limit_s, False
     while True:
         ended, status = os.waitpid(process, os.WNOHANG)
@@ -137,7 +137,7 @@ def _end_descendants() -> None:
     while (children := _children()) and time.monotonic() < until:
         for child in children:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(child, signal.SIGKILL)  # its own children become ours
+                os.kill(child, signal.SIGKILL)  # the children of a killed process become ours
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass

@@ -55,7 +55,7 @@ def build(settings: Settings) -> CausalLMPolicy:
         _value_head(settings, network.config.hidden_size) if settings.value_head else None,
         vision,
         settings,
-        Situation(max_bytes=4 * settings.max_new_tokens),  # until an env is bound
+        Situation(max_bytes=4 * settings.max_new_tokens),  # limit until an env is bound
     )
     policy = CausalLMPolicy(parts)
     if settings.is_lora:

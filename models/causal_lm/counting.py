@@ -19,7 +19,7 @@ class PromptCounter:
         self._tokenizer = _tokenizer(settings)
 
     def __call__(self, prompts: Sequence[str]) -> list[int]:
-        """The tokens of each prompt, as an observation holds it (``embodied.instructions``)."""
+        """Counts the tokens of each prompt, given as an observation holds it (``embodied.instructions``)."""
         return [self._tokenizer.length(prompt) for prompt in prompts]
 
 

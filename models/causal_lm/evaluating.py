@@ -75,7 +75,7 @@ class _Pass:
     tokens: Tensor  # int64 [B, n]
     packed: Packed
     part: Packed | Part  # the tokens that this process computes: all, or its part of them
-    hidden: Tensor  # of these, [t, d]
+    hidden: Tensor  # hidden states of ``part``, [t, d]
     since: Tensor | None  # int32 [B, V], see first_seen; None = not needed
 
     def by_record(self, values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a policy consists of. It holds one :class:`Parts`; decoding, evaluation, saving, export and serving take it."""
+"""Parts of a policy. It holds one :class:`Parts`; decoding, evaluation, saving, export and serving take it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from .text.tokenizer import TextTokenizer
 
 @dataclass
 class Situation:
-    """What changes while a policy is used."""
+    """State that changes while a policy is used."""
 
     max_bytes: int  # L, of an answer
-    team: Team | None = None  # what computes each text together; None = this process alone
-    training_modules: list[nn.Module] = field(default_factory=list)  # those that behave differently in training
+    team: Team | None = None  # processes that compute each text together; None = this process alone
+    training_modules: list[nn.Module] = field(default_factory=list)  # modules that behave differently in training
 
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """The network and what belongs to it."""
+    """A policy's network, tokenizer, heads, settings and state."""
 
     network: Any
     trunk: Trunk  # reads the network

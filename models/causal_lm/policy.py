@@ -185,7 +185,7 @@ class CausalLMPolicy(nn.Module):
     def forward(
         self, records: Mapping[str, Tensor], sampling: Sampling, distribution: bool = False
     ) -> Evaluation:  # fmt: skip
-        """:meth:`evaluate`, for wrappers that hook ``forward``."""
+        """Calls :meth:`evaluate`, for wrappers that hook ``forward``."""
         return self.evaluate(records, sampling, distribution)
 
     def describe(self) -> Mapping[str, str]:

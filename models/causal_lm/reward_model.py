@@ -106,7 +106,7 @@ class RewardModel:
     def scores(self, batch: Mapping[int, list[int]]) -> dict[int, float]:
         """See :meth:`embodied.protocols.ScoresInPasses.scores`."""
         found = self._logits([*batch.values()] or [[0]]).tolist()
-        return dict(zip(batch, found, strict=False))  # of no text there is one row, which counts nothing
+        return dict(zip(batch, found, strict=False))  # an empty batch gives one row, which counts nothing
 
     def _logits(self, texts: Sequence[list[int]]) -> Tensor:
         """The logit of each text, float32 [n]."""
@@ -120,7 +120,7 @@ class RewardModel:
 
     @contextmanager
     def _padding(self, texts: Sequence[list[int]]) -> Iterator[int]:
-        """What rows are filled up with. The network reads its score at the last token that is another one.
+        """Gives the id that fills up rows. The network reads its score at the last token that is another one.
 
         A network without such a token is told of one that no text has, for as long as the block lasts.
         """

@@ -1,4 +1,4 @@
-"""What an inference engine gets of the policy, and gives back (:class:`embodied.protocols.ServedByEngine`)."""
+"""Gives the policy to an inference engine, and takes its results (:class:`embodied.protocols.ServedByEngine`)."""
 
 from __future__ import annotations
 

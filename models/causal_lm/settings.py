@@ -15,7 +15,7 @@ from ..shared.keys import as_tuple, bad
 
 # Of a tokenizer that is built here: digits, lower-case letters, and what sums and sentences need.
 CHARACTERS = " \n0123456789+-*/=()<>.,:;?!'abcdefghijklmnopqrstuvwxyz"
-ASCII = "\n" + "".join(map(chr, range(32, 127)))  # what ``characters: ascii`` stands for
+ASCII = "\n" + "".join(map(chr, range(32, 127)))  # meaning of ``characters: ascii``
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Settings:
     # Hugging Face folder on this machine, or package:NAME of an installed package that brings the weights along; null =
     # a small network at random
     model_path: str | None = None
-    model_revision: str | None = None  # of a checkpoint on the hub; nothing is downloaded, so it has to be null
+    model_revision: str | None = None  # revision of a hub checkpoint; nothing is downloaded, so it has to be null
     gguf_file: str | None = None  # name of a GGUF file in that folder, if the weights stand in one (pip install gguf)
     tokenizer_path: str | None = None  # folder of the tokenizer; null = model_path
     # fields of the network's config.json. Without model_path they are the sizes of a Llama, or of the architecture that
@@ -40,13 +40,13 @@ class Settings:
     # without model_path: each is a token of the tokenizer that is built here; ascii = the line break and all that ASCII
     # can print. Another one in a prompt or in a demonstrated answer is refused
     characters: str = CHARACTERS
-    seed: int = 0  # of random initialisation: network, adapters, value head
+    seed: int = 0  # seed of random initialisation: network, adapters, value head
     # format of arithmetic and frozen weights: fp32, bf16 or fp16; trained weights are always float32. With fp16 the
     # trainer scales the loss (actor.grad_scaler)
     precision: str = "fp32"
     max_prompt_tokens: int = 1024  # most tokens of a prompt, with its chat template
     max_new_tokens: int = 256  # most tokens of a response; records have room for so many
-    truncation: str = "error"  # of a longer prompt: error, or cut it on the left or on the right
+    truncation: str = "error"  # treatment of a longer prompt: error, or left or right = cut it on that side
     chat: str = "auto"  # use the chat template: always, never, or auto = if the tokenizer has one
     chat_template: str | None = None  # file with a Jinja template in place of the tokenizer's
     system_prompt: str | None = None  # first message of each conversation that has no system message
@@ -57,7 +57,7 @@ class Settings:
     # the layers' frozen weights in 8 or 4 bits (bitsandbytes: int8 a row, NF4); null = as precision. With is_lora
     quantization_bit: int | None = None
     is_lora: bool = False  # train adapters and heads; false = all weights
-    lora_rank: int = 32  # of the adapters
+    lora_rank: int = 32  # rank of the adapters
     lora_alpha: float | None = None  # null = min(rank, 16)
     lora_dropout: float = 0.0  # share of the adapters' inputs that training drops
     lora_target_modules: str | Sequence[str] | None = None  # name endings; null or all-linear = all in the layers
@@ -76,7 +76,7 @@ class Settings:
     # a training pass lays texts end to end; false = a row each, filled up to the longest: slower, and the same numbers
     # up to rounding
     sequence_packing: bool = True
-    padding_side: str | None = None  # that an exported tokenizer pads on, left or right; null = as it was read
+    padding_side: str | None = None  # side that an exported tokenizer pads on, left or right; null = as it was read
     pad_token: int | None = None  # id of the token that fills up rows, of an exported tokenizer, too; null = as read
     # processes (GPUs) that compute each text of scoring and learning together, so that long ones fit: each has its part
     # of the tokens (Ulysses). The run's processes are divided into teams of so many; 1 = each computes texts of its own
@@ -88,7 +88,7 @@ class Settings:
 
     @classmethod
     def from_kwargs(cls, kwargs: Mapping[str, Any]) -> Settings:
-        """Settings that are in order. Raises UnknownKeyError or ConfigError, naming the key."""
+        """Makes settings and checks them. Raises UnknownKeyError or ConfigError, naming the key."""
         known = [f.name for f in fields(cls)]
         for key in kwargs:
             if key not in known:
@@ -163,7 +163,7 @@ class Settings:
 
     @property
     def values(self) -> int:
-        """V, the number of values of a record with a value head."""
+        """Number V of values of a record with a value head."""
         return self.max_new_tokens if self.value_type == "token_level" else 1
 
     @property
@@ -174,7 +174,7 @@ class Settings:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Those of ``hidden_size`` and ``vocab_size`` that are given."""
+        """Values of ``hidden_size`` and ``vocab_size`` that are given."""
         given = {"hidden_size": self.hidden_size, "vocab_size": self.vocab_size}
         return {key: value for key, value in given.items() if value is not None}
 

@@ -91,7 +91,7 @@ def _net_config(settings: Settings, folder: Folder | None) -> NetConfig:
 
 
 def _is_open(settings: Settings, folder: Folder | None) -> bool:
-    """Whether the checkpoint's attention mask is still unknown and the first observations must settle it."""
+    """Returns whether the checkpoint's attention mask is still unknown and the first observations must settle it."""
     if folder is None or settings.attention != "auto" or settings.decoding == "autoregressive":
         return False
     return folder.policy.get("attention_open", "net" not in folder.policy)
@@ -131,7 +131,7 @@ def _statistics(settings: Settings, net: NetConfig, folder: Folder | None) -> St
 
 
 def _add_adapters(model: OpenVLAOFT, settings: Settings) -> None:
-    whole = r"proprio_projector\..*" if model.net.proprio_dim else None  # it is trained in full
+    whole = r"proprio_projector\..*" if model.net.proprio_dim else None  # the projector is trained in full
     config = lora_config(settings, settings.lora_targets, exclude=whole)
     inject(model, config, settings.seed, cast_input=settings.precision == "fp32")
     if settings.lora_path is not None:

@@ -1,4 +1,4 @@
-"""Whether an env gives what a policy reads, and takes what it gives."""
+"""Checks that an env gives what a policy reads, and takes what it gives."""
 
 from __future__ import annotations
 

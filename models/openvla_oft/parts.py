@@ -1,4 +1,4 @@
-"""What a policy consists of. It holds one :class:`Parts`; the probe, saving and export take it.
+"""Parts of a policy. It holds one :class:`Parts`; the probe, saving and export take it.
 
 Shapes: B rows, n images, T = K·A action tokens.
 """
@@ -29,18 +29,18 @@ from .tokens.tokenizer import PromptTokenizer
 
 @dataclass
 class Situation:
-    """What changes while a policy is used."""
+    """State that changes while a policy is used."""
 
     statistics: Statistics
-    action_range: Range | None  # in the env's units; None until statistics or an env tell it
-    attention_open: bool  # whether the mask is a guess until the first observations settle it
+    action_range: Range | None  # range of actions in the env's units; None until statistics or an env tell it
+    attention_open: bool  # True: the mask is a guess until the first observations settle it
     attention_probe: dict[str, float] = field(default_factory=dict)  # attention mask → nats, once it was probed
-    env: EnvSpec | None = None  # that the policy is bound to
+    env: EnvSpec | None = None  # env that the policy is bound to
 
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """The network and what belongs to it."""
+    """A policy's network, tokenizers, heads, settings and state."""
 
     model: OpenVLAOFT
     tokenizer: PromptTokenizer
@@ -48,12 +48,12 @@ class Parts:
     pixels: PixelProcessor
     value_head: ValueHead | None
     settings: Settings
-    compiled: CompiledBlocks | None  # if acting or learning runs compiled blocks
+    compiled: CompiledBlocks | None  # None: neither acting nor learning runs compiled blocks
     now: Situation
 
     @property
     def device(self) -> torch.device:
-        """Where the policy computes: that of its buffers, as FSDP may keep weights elsewhere."""
+        """Device on which the policy computes: that of its buffers, as FSDP may keep weights elsewhere."""
         return self.pixels.mean.device
 
     def decode(self, inputs: Inputs, choose: Callable[[Tensor, int], Tensor]) -> tuple[ReadOut, Tensor]:

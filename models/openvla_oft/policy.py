@@ -50,7 +50,7 @@ class OpenVLAOFTPolicy(nn.Module):
         self.parts = parts
         # modules of this module, so that their weights are its own
         self.model, self.value_head, self.pixels = parts.model, parts.value_head, parts.pixels
-        self.padded = False  # whether the bound prompts differ in length
+        self.padded = False  # True if the bound prompts differ in length
         self._tasks: tuple[str, ...] = ()  # instructions of the bound env
         self._row: dict[str, int] = {}  # instruction → row of the table of prompts
         self._least = 0  # least tokens of a prompt, for envs whose sentences are not known beforehand
@@ -60,7 +60,7 @@ class OpenVLAOFTPolicy(nn.Module):
 
     @property
     def env(self) -> EnvSpec | None:
-        """The env that it is bound to."""
+        """Env that the policy is bound to."""
         return self.parts.now.env
 
     @property
@@ -163,7 +163,7 @@ class OpenVLAOFTPolicy(nn.Module):
     def forward(
         self, records: Mapping[str, Tensor], sampling: Sampling, distribution: bool = False
     ) -> Evaluation:  # fmt: skip
-        """:meth:`evaluate`, for wrappers that hook ``forward``."""
+        """Calls :meth:`evaluate`, for wrappers that hook ``forward``."""
         return self.evaluate(records, sampling, distribution)
 
     def decode_actions(self, tokens: Tensor) -> Tensor:
@@ -257,7 +257,7 @@ class OpenVLAOFTPolicy(nn.Module):
         return exporting.export(self, self.parts, kind, folder, dtype, examples, options)
 
     def inputs(self, obs: Mapping[str, Tensor]) -> Inputs:
-        """What the network reads of B observations, with the rows ``prompt`` of the prompt table."""
+        """Builds the network's inputs from B observations; their ``prompt`` names rows of the prompt table."""
         images, row = obs["images"][:, : self.model.net.num_images], obs["prompt"].long()
         present = self.present[row] if self.padded else None
         with self.parts.number_format():

@@ -22,8 +22,8 @@ from .parts import Parts
 
 MASKS = ("bidirectional", "causal")
 CLEARLY = 0.9  # a mask is clearly better if its nats are at most this share of the other's
-MIN_INSIDE = 0.5  # with less probability on action tokens, the prior is called dead
-MAX_ENTROPY = 0.9 * math.log(N_BINS)  # with more nats, the prior is called uniform
+MIN_INSIDE = 0.5  # least probability on action tokens; below it the prior is called dead
+MAX_ENTROPY = 0.9 * math.log(N_BINS)  # largest entropy in nats; above it the prior is called uniform
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Reading:
 
     @property
     def nats(self) -> float:
-        """How badly a network fits: negative log-likelihood of demonstrations if there are any, else entropy."""
+        """Misfit of a network: negative log-likelihood of demonstrations if there are any, else entropy."""
         return self.entropy if self.nll is None else self.nll
 
 

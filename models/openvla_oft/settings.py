@@ -27,23 +27,23 @@ class Settings:
     size: str | None = "tiny"  # preset: tiny or 7b; null = whatever the checkpoint has
     # Hugging Face folder on this machine, or package:NAME/FOLDER of one in an installed package; null = random
     model_path: str | None = None
-    model_revision: str | None = None  # of a checkpoint on the hub; nothing is downloaded, so it has to be null
-    seed: int = 0  # of random initialisation: network, adapters, value head
+    model_revision: str | None = None  # revision of a hub checkpoint; nothing is downloaded, so it has to be null
+    seed: int = 0  # seed of random initialisation: network, adapters, value head
     # format of arithmetic and frozen weights: fp32, bf16 or fp16; trained weights are always float32. With fp16 the
     # trainer scales the loss (actor.grad_scaler)
     precision: str = "fp32"
     image_size: int | Sequence[int] | None = None  # pixels, 64 or [64, 64]
     patch_size: int | None = None  # pixels
-    vision_hidden_size: int | None = None  # of both towers
+    vision_hidden_size: int | None = None  # width of both towers
     # layers of the towers as in a checkpoint, one number or two; the last layer is never run
     vision_num_layers: int | Sequence[int] | None = None
     # heads of the towers, one number or two; needed for a checkpoint without policy.json whose towers are not released
     vision_num_attention_heads: int | Sequence[int] | None = None
-    vocab_size: int | None = None  # without padding rows; the last 256 ids are the action tokens
-    hidden_size: int | None = None  # of the language model
-    intermediate_size: int | None = None  # of its feed-forward layers
-    num_hidden_layers: int | None = None  # of the language model
-    num_attention_heads: int | None = None  # of each of them
+    vocab_size: int | None = None  # padding rows not counted; the last 256 ids are the action tokens
+    hidden_size: int | None = None  # width of the language model
+    intermediate_size: int | None = None  # width of the language model's feed-forward layers
+    num_hidden_layers: int | None = None  # layers of the language model
+    num_attention_heads: int | None = None  # attention heads of each of these layers
     # sizes of the language model by these names, as in a checkpoint's text_config, e.g. {hidden_size: 96}
     override_config: Mapping[str, Any] | None = None
     # bidirectional or causal: a property of the checkpoint, and the wrong one ruins it silently; auto = as recorded
@@ -71,7 +71,7 @@ class Settings:
     # the language model's frozen layers in 8 or 4 bits (int8 a row, NF4); null = as precision. Only with is_lora
     quantization_bit: int | None = None
     is_lora: bool = False  # train adapters and heads; false = all weights
-    lora_rank: int = 32  # of the adapters
+    lora_rank: int = 32  # rank of the adapters
     lora_alpha: float | None = None  # null = min(rank, 16), as released
     lora_dropout: float = 0.0  # share of the adapters' inputs that training drops
     lora_target_modules: str | Sequence[str] | None = (
@@ -104,7 +104,7 @@ class Settings:
 
     @classmethod
     def from_kwargs(cls, kwargs: Mapping[str, Any]) -> Settings:
-        """Settings that are in order. Raises UnknownKeyError or ConfigError, naming the key."""
+        """Makes settings and checks them. Raises UnknownKeyError or ConfigError, naming the key."""
         known = [f.name for f in fields(cls)]
         for key in kwargs:
             if key not in known:
@@ -217,7 +217,7 @@ class Settings:
 
     @property
     def values(self) -> int:
-        """V: values per record."""
+        """Number V of values of a record."""
         return 1 if self.value_type == "chunk_level" else self.num_action_chunks
 
     def net_config(self, checkpoint: NetConfig | None = None, with_conventions: bool = False) -> NetConfig:

@@ -1,1 +1,1 @@
-"""What several networks use: LoRA, compiled blocks, activation offload, sampling from logits, checkpoint files."""
+"""Parts of several networks: LoRA, compiled blocks, activation offload, sampling from logits, checkpoint files."""

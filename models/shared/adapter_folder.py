@@ -1,4 +1,4 @@
-"""Which policies have adapters that can be exported alone: the network below them stays where it is."""
+"""Checks that a policy's adapters can be exported alone: the network below them stays where it is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .exporting import check_plain, check_undivided
 
 
 class Adapted(Protocol):
-    """The keys under ``actor.model`` that decide; a model's settings have them."""
+    """Settings under ``actor.model`` that decide whether adapters can be exported alone."""
 
     @property
     def is_lora(self) -> bool: ...

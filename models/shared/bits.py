@@ -1,4 +1,4 @@
-"""The key ``actor.model.quantization_bit``: what it may be. Imports nothing heavy; :mod:`.quantized` has the layers."""
+"""Checks the key ``actor.model.quantization_bit``. Imports nothing heavy; :mod:`.quantized` has the layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ INSTALL = "pip install 'embodied-rl[quantize]' (from a checkout: pip install -e 
 
 
 class Quantizes(Protocol):
-    """The keys under ``actor.model`` that are looked at; a model's settings have them."""
+    """Settings under ``actor.model`` that quantization depends on."""
 
     @property
     def quantization_bit(self) -> int | None: ...
@@ -23,7 +23,7 @@ class Quantizes(Protocol):
 
 
 def check_quantization(settings: Quantizes, compiled: bool = False) -> None:
-    """Refuses what cannot work.
+    """Refuses settings with which quantization cannot work.
 
     Args:
         compiled: blocks are compiled.

@@ -1,4 +1,4 @@
-"""How far a policy's answers move when it is written in another form: the same observations, asked of both.
+"""Measures how far a policy's answers move when it is written in another form: the same observations, asked of both.
 
 Shapes: N observations, K actions of A numbers, M₀ log-probs of a decision.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 from embodied.protocols import Examples, Policy
 from embodied.types import Sampling
 
-ROWS = 4  # of one call: the policy may be a large one
+ROWS = 4  # rows of one call: the policy may be a large one
 GREEDY = Sampling(do_sample=False)
 
 
@@ -28,10 +28,10 @@ class Answers(NamedTuple):
 
 
 class Change(NamedTuple):
-    """By how much greedy actions, and the log-probs of the same decisions, differ between two policies."""
+    """Differences of greedy actions, and of the log-probs of the same decisions, between two policies."""
 
     logprob_largest: float  # nats
-    logprob_mean: float  # of the sizes, nats
+    logprob_mean: float  # mean size of the changes, nats
     action_largest: float  # unit of the env's actions
     action_mean: float
     observations: int

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from embodied.errors import ConfigError, unknown_name
 
-VARIANTS = 64  # of one block's code: two widths x gradients or none x powers of two up to 32768
+VARIANTS = 64  # variants of one block's code: two widths x gradients or none x powers of two up to 32768
 
 
 class CompiledBlocks:
@@ -46,7 +46,7 @@ class CompiledBlocks:
 
     @contextmanager
     def switched(self, on: bool) -> Iterator[None]:
-        """Calls inside the block run compiled, or as they are."""
+        """Makes calls inside the block run compiled, or as they are."""
         before = self._on
         self._set(on)
         try:

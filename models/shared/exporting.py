@@ -1,4 +1,4 @@
-"""What exporters of several networks share: which number format is written, and which options a format cannot keep."""
+"""Functions that several exporters share: choice of the number format, checks of options that a format cannot keep."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOSES_MEAN = 0.01
 
 
 class Computed(Protocol):
-    """The keys under ``actor.model`` that decide; a model's settings have them."""
+    """Settings under ``actor.model`` that decide the number format."""
 
     @property
     def is_lora(self) -> bool: ...

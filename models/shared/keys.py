@@ -14,7 +14,7 @@ def bad(key: str, value: Any, reason: str, fix: str) -> ConfigError:
 
 
 def as_tuple(value: str | Sequence[str] | None) -> tuple[str, ...]:
-    """One name or several."""
+    """Gives one name or several as a tuple."""
     if value is None:
         return ()
     return (value,) if isinstance(value, str) else tuple(value)

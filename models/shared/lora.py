@@ -160,7 +160,7 @@ def load_adapter(model: nn.Module, folder: Path, ignore: Sequence[Any], merge: s
         fix = _fix_of_adapter(said, config, given, wanted, merge_fix(said, folder, merge))
         raise CheckpointError(f"adapter {folder} does not fit: {problems}{_of_base(said)}", fix)
     _check_scales(folder / CONFIG, said, config)
-    for name in plain.keys() & given.keys():  # not into its present format, which may have fewer bits
+    for name in plain.keys() & given.keys():  # becomes float32: its present format may have fewer bits
         model.get_parameter(name).data = given.pop(name).float().clone()
     renamed = {name.replace(".weight", ".default.weight"): tensor for name, tensor in given.items()}
     model.load_state_dict(renamed, strict=False)
@@ -178,7 +178,7 @@ def _without_copies(model: nn.Module, given: Mapping[str, Tensor]) -> dict[str, 
 
 
 def _misfit(given: Mapping[str, Tensor], own: Mapping[str, torch.Size]) -> str:
-    """What does not fit, in words; "" if all does."""
+    """Describes in words what does not fit; "" if all does."""
     shapes = [
         f"{n}: {tuple(given[n].shape)} ≠ {tuple(own[n])}"
         for n in sorted(given.keys() & own.keys())
@@ -199,7 +199,7 @@ def _of_base(said: Mapping[str, Any]) -> str:
 def _fix_of_adapter(
     said: Mapping[str, Any], config: LoraConfig, given: Mapping[str, Tensor], own: Mapping[str, torch.Size], merge: str
 ) -> str:
-    """What helps an adapter that does not fit: our keys where they can be set so, else merging it."""
+    """Returns the fix for an adapter that does not fit: our keys where they can be set so, else merging it."""
     if (rank := said.get("r")) is not None and rank != config.r:
         return f"set actor.model.lora_rank={rank}, as {CONFIG} says"
     for field in ("rank_pattern", "alpha_pattern"):

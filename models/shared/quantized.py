@@ -48,7 +48,7 @@ class QuantizedLinear(nn.Linear):
 
     @property
     def shape(self) -> torch.Size:
-        """Of the weight: [out, in]."""
+        """Shape of the weight: [out, in]."""
         return torch.Size((self.out_features, self.in_features))
 
     @torch.no_grad()
@@ -81,7 +81,7 @@ class QuantizedLinear(nn.Linear):
         return library.dequantize_4bit(self.weight.data, state).view(self.shape)
 
     def forward(self, input: Tensor) -> Tensor:
-        """[..., in] → [..., out], in autocast's format or else in that of ``input``."""
+        """Computes [..., in] → [..., out], in autocast's format or else in that of ``input``."""
         kind = input.device.type
         dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
         out = _Product.apply(input.to(dtype), self)

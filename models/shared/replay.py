@@ -63,7 +63,7 @@ class Replayed:
 
 
 def beside(device: torch.device, function: Callable[[], Tensor]) -> Tensor:
-    """Calls a function on another stream than the present one, as a capture needs it of the calls before."""
+    """Calls a function on a side stream, as CUDA demands of the calls before a capture."""
     side, present = torch.cuda.Stream(device), torch.cuda.current_stream(device)
     side.wait_stream(present)
     with torch.cuda.stream(side):

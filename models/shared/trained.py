@@ -1,4 +1,4 @@
-"""Which parameters of a policy are trained: adapters and some modules in full, or everything."""
+"""Selects the parameters of a policy that are trained: adapters and some modules in full, or everything."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .keys import bad
 
 
 class Trains(Protocol):
-    """The keys under ``actor.model`` that decide; a model's settings have them. ``freeze_patterns`` and
+    """Keys under ``actor.model`` that select the trained parameters. Of a model's settings, ``freeze_patterns`` and
     ``saved_modules`` are ``freeze_pattern`` and ``lora_modules_to_save`` as tuples."""
 
     @property
@@ -87,7 +87,7 @@ def _begins(name: str, prefix: str, own: str) -> bool:
 
 
 def _inside(name: str, module: str) -> bool:
-    """Whether parameter ``name`` lies in a module whose path ends in ``module``."""
+    """Returns whether parameter ``name`` lies in a module whose path ends in ``module``."""
     return f".{module}." in f".{name}"
 
 

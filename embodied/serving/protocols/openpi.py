@@ -30,7 +30,7 @@ from embodied.serving.wire.requests import Question
 log = logging.getLogger(__name__)
 
 NAME = "openpi"
-CLOSE_S = 3.0  # for the client to answer a close
+CLOSE_S = 3.0  # time limit for the client to answer a close
 SMALL = 1 << 14  # an answer of so many bytes or characters waits for no client that has taken all before
 GOODBYE = b"the server ends"
 
@@ -65,11 +65,11 @@ class Conversation:
     def __init__(self, host: Host, socket: web.WebSocketResponse, transport: asyncio.Transport, address: str) -> None:
         self.host, self.session, self.loop = host, Session(), asyncio.get_running_loop()
         self._socket, self._transport, self._address = socket, transport, address
-        self._ours = False  # whether the client has sent keys of ours, and so reads errors in maps
+        self._ours = False  # True once the client has sent keys of ours: it reads errors in maps
         self._before: float | None = None  # seconds that its last request took, as openpi's server tells
-        self._asked: _Request | None = None  # the one that is not answered yet
-        self._answered: asyncio.Future[None] | None = None  # of a frame that waits for the answer to the one before
-        self._last = self.loop.time()  # when the last request was answered
+        self._asked: _Request | None = None  # request that is not answered yet
+        self._answered: asyncio.Future[None] | None = None  # done once the request before is answered
+        self._last = self.loop.time()  # time of the last answer
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def run(self) -> None:
@@ -145,7 +145,7 @@ class Conversation:
             self._transport.abort()
 
     def heard_ours(self) -> None:
-        """The client has sent keys of ours."""
+        """Notes that the client has sent keys of ours."""
         self._ours = True
 
     def _ends(self) -> None:
@@ -215,10 +215,10 @@ class _Request(Ticket):
         self._conversation = conversation
         self.came = conversation.loop.time()
         self.request_id: int | str | None = None
-        self.later: asyncio.TimerHandle | None = None  # when it is held back
+        self.later: asyncio.TimerHandle | None = None  # timer while the request is held back
 
     def give_up(self) -> None:
-        """Nobody waits for it any more."""
+        """Marks the request as abandoned: nobody waits for its answer."""
         self.gone = True
         if self.later is not None:
             self.later.cancel()

@@ -42,7 +42,7 @@ def read(value: Any, key: str, size: tuple[int, int], max_pixels: int, resize: b
 def _decode(data: bytes | memoryview, key: str, size: tuple[int, int], max_pixels: int, resize: bool) -> np.ndarray:
     try:
         with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            got = (image.height, image.width)  # of the file's head: no pixel is decoded yet
+            got = (image.height, image.width)  # size in the file's head: no pixel is decoded yet
             if got != size:
                 _check_size(key, got, size, max_pixels, resize)
             image.load()

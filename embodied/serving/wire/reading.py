@@ -28,19 +28,19 @@ log = logging.getLogger(__name__)
 FEW = 256  # values, and bytes of a text, that are read without a thread
 SMALL = 2 << 20  # bytes of a frame that is
 NONE = Options()
-NUMBERS = 1 << 13  # of the fields beside pictures: each is looked at
+NUMBERS = 1 << 13  # most numbers beside pictures that are read without a thread: each one is looked at
 
 
 class Asker(Protocol):
-    """Who has sent a frame. Its methods are called on the event loop or in a thread."""
+    """The sender of a frame. Its methods are called on the event loop or in a thread."""
 
     gone: bool  # nobody waits any more: nothing is decoded that has not begun
 
     def heard(self, request_id: int | str | None, ours: bool) -> None:
-        """What a frame says beside its observation. ``ours``: it has keys of ours."""
+        """Gets what a frame says beside its observation. ``ours``: it has keys of ours."""
 
     def asks(self, found: Question | EmbodiedError) -> None:
-        """Gets the question, or why there is none; last. After a question an error may come: what was asked is lost."""
+        """Gets the question, or its error, last. An error may still come after a question, which is then lost."""
 
 
 @dataclass(frozen=True)

@@ -21,12 +21,12 @@ log = logging.getLogger(__name__)
 
 OPTIONS = (wire.REQUEST_ID, wire.GREEDY, wire.DELAY_STEPS, wire.SESSION)
 MOST_PROMPT = 4096  # characters of an instruction
-MOST_NUMBER = 1 << 63  # above every session and delay
+MOST_NUMBER = 1 << 63  # exclusive upper bound for sessions and delays
 
 
 @dataclass(frozen=True)
 class Options:
-    """What a request says beside its observation."""
+    """Fields of a request beside its observation."""
 
     request_id: int | str | None = None  # comes back with the answer
     greedy: bool | None = None  # None: as the server does
@@ -39,13 +39,13 @@ class Question:
     """An observation with its instruction, as the policy takes it."""
 
     prompt: str
-    fields: Mapping[str, np.ndarray]  # those of EnvSpec.obs without pictures and instruction
-    pictures: Sequence[np.ndarray] = ()  # of each camera, uint8 [H, W, 3]
+    fields: Mapping[str, np.ndarray]  # fields of EnvSpec.obs without pictures and instruction
+    pictures: Sequence[np.ndarray] = ()  # picture of each camera, uint8 [H, W, 3]
     options: Options = field(default_factory=Options)
 
 
 def unforeseen(error: Exception) -> RequestError:
-    """What a client gets for an exception that is none of ours."""
+    """Returns the error that a client gets for an exception that is none of ours."""
     what = f"the server failed with {type(error).__name__}"
     return RequestError(what, "see the log of the server, which has the traceback")
 
@@ -75,7 +75,7 @@ class Draft:
             self._made[place] = unforeseen(error)
 
     def question(self) -> Question:
-        """The question, once all that were left are made.
+        """Gives the question, once all pictures are decoded.
 
         Raises:
             RequestError: that of the first picture that cannot be read.
@@ -131,7 +131,7 @@ class QuestionReader:
         return Draft(pictures, prompt=prompt, fields=fields, options=options)
 
     def _assigned(self, message: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
-        """What is filled → the key that fills it, and its value."""
+        """Maps each field that is filled to the key that fills it, and its value."""
         found: dict[str, tuple[str, Any]] = {}
         for key, value in message.items():
             filled = self.keys.get(key)
@@ -259,7 +259,7 @@ def _as_array(key: str, value: Any) -> np.ndarray:
 
 
 def _fits(got: np.dtype, wanted: np.dtype) -> bool:
-    """Whether numbers of one dtype may stand for those of another: whole ones for any number, bools for bools alone."""
+    """Returns whether one dtype may stand for another: whole numbers for any number, bools for bools alone."""
     kinds = {"b": "b", "i": "iu", "u": "iu", "f": "iuf"}
     return got.kind in kinds.get(wanted.kind, "")
 

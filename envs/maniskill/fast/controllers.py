@@ -21,7 +21,7 @@ class Unknown(Exception):
 
 
 class Scale:
-    """``clip_and_scale_action``: from [−1, 1] to the controller's own range."""
+    """Scales as ``clip_and_scale_action`` does: from [−1, 1] to the controller's own range."""
 
     def __init__(self, controller: Any, size: int) -> None:
         if not controller._normalize_action:
@@ -152,7 +152,7 @@ class Control:
         self.dims = max(end for _, end in mapping.values())
 
     def act(self, action: np.ndarray) -> None:
-        """``action`` float32 [A], finite."""
+        """Sets the drives for ``action`` float32 [A], finite."""
         qpos = self._robot.qpos
         for own, part in self._parts:
             part.act(action[own], qpos)

@@ -13,7 +13,7 @@ SHORT = np.float32(1e-6)  # a vector that is not made one of length 1
 
 
 class Grasp:
-    """Whether both fingers press on a thing, each from its side.
+    """Tests whether both fingers press on a thing, each from its side.
 
     ManiSkill computes the angles of forces of nothing as well. Where a finger presses too little, they decide nothing
     and are not computed here.

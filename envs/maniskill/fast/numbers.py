@@ -22,7 +22,7 @@ ZERO, ONE, TWO = np.float32(0), np.float32(1), np.float32(2)
 
 
 class Norm:
-    """``torch.linalg.norm(row, axis=1)`` of rows with ``size`` numbers."""
+    """Computes ``torch.linalg.norm(row, axis=1)`` of rows with ``size`` numbers."""
 
     def __init__(self, size: int) -> None:
         import torch
@@ -114,13 +114,13 @@ def raw_multiply(a: Numbers, b: Numbers) -> Numbers:
 
 
 def multiply(a: Numbers, b: Numbers) -> Numbers:
-    """``quaternion_multiply``: the product whose real part is not negative."""
+    """Multiplies as ``quaternion_multiply`` does: the product whose real part is not negative."""
     w, x, y, z = raw_multiply(a, b)
     return (-w, -x, -y, -z) if w < 0 else (w, x, y, z)
 
 
 def rotate(q: Numbers, point: Numbers) -> Numbers:
-    """``quaternion_apply``."""
+    """Rotates as ``quaternion_apply`` does."""
     w, x, y, z = q
     turned = raw_multiply(raw_multiply(q, (ZERO, *point)), (w, -x, -y, -z))
     return turned[1:]
@@ -136,19 +136,19 @@ def position_of_product(a: Pose, b: Pose) -> Numbers:
 
 
 def product(a: Pose, b: Pose) -> Pose:
-    """``a * b`` of ManiSkill's poses."""
+    """Multiplies poses as ManiSkill's ``a * b`` does."""
     return position_of_product(a, b), multiply(a[1], b[1])
 
 
 def inverse(pose: Pose) -> Pose:
-    """``pose.inv()`` of ManiSkill's poses."""
+    """Inverts a pose as ManiSkill's ``pose.inv()`` does."""
     (px, py, pz), (w, x, y, z) = pose
     inverted = (w, -x, -y, -z)
     return rotate(inverted, (-px, -py, -pz)), inverted
 
 
 class Remembered:
-    """What is computed from SAPIEN's pose of a body that hardly ever moves, and computed again when it has moved."""
+    """Caches a function of SAPIEN's pose of a body that hardly ever moves, until the body has moved."""
 
     def __init__(self, function: Callable[[Pose], Any]) -> None:
         self._function = function

@@ -19,7 +19,7 @@ from .controllers import Control, Unknown, check_robot
 from .observed import Observed
 from .tasks import Task, is_known, task_of
 
-VERSION = "3.0.1"  # of mani_skill, whose arithmetic is repeated here
+VERSION = "3.0.1"  # version of mani_skill whose arithmetic is repeated here
 _HOOKS = ("_before_control_step", "_after_control_step", "_before_simulation_step", "_after_simulation_step")
 
 
@@ -83,7 +83,7 @@ def _if_known(env: Any, what: str, make: Callable[[Any], Any]) -> Any:
         _check_env(env)
         return make(env)
     except Unknown as why:
-        level = logging.WARNING if is_known(env) else logging.INFO  # of other tasks nobody expects more
+        level = logging.WARNING if is_known(env) else logging.INFO  # nobody expects other tasks to be fast
         _say_once(f"{type(env).__name__}: {what} by ManiSkill's own code, which takes longer, because of {why}", level)
         return None
 

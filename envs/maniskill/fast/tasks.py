@@ -32,7 +32,7 @@ FOUR, FIVE, SIX, TEN, HALF = (np.float32(x) for x in (4, 5, 6, 10, 0.5))
 
 
 class Task(Protocol):
-    """One of the tasks below."""
+    """A task whose success and reward are computed here."""
 
     def evaluate(self) -> Info:
         """Gives the entries of ManiSkill's ``info``: bool, or float32 [n]."""
@@ -204,7 +204,7 @@ KNOWN: Mapping[str, Callable[[Any], Task]] = {
 
 
 def is_known(env: Any) -> bool:
-    """Whether the task is one of those above, and no subclass of it."""
+    """Returns whether the task is one of those above, and no subclass of it."""
     from mani_skill.envs import tasks
 
     name = type(env).__name__

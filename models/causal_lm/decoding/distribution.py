@@ -18,7 +18,7 @@ from ...shared.sampling import EXCLUDED, log_probs
 
 @dataclass(frozen=True)
 class Rows:
-    """What the distribution of each of R tokens depends on, beside its logits."""
+    """Inputs to the distributions of R tokens, beside their logits."""
 
     made: Tensor  # int64 [R], tokens of the response before this one
     seen: Tensor | None  # bool [R, V], tokens that stand in the prompt or in the response so far; None = not needed
@@ -43,7 +43,7 @@ def next_token(logits: Tensor, rows: Rows, sampling: Sampling, ends: Tensor) -> 
 
 
 def first_seen(prompts: Tensor, lengths: Tensor, tokens: Tensor, vocabulary: int) -> Tensor:
-    """For each token of the vocabulary, from which position of the response on it has been seen: int32 [B, V].
+    """Computes from which position of the response each token of the vocabulary has been seen: int32 [B, V].
 
     0 for tokens of the prompt, j + 1 for one whose first place in the response is j; a large number for the others.
 

@@ -75,9 +75,9 @@ class LaneDecoding:
         self._active = torch.zeros(lanes, dtype=torch.bool, device=device)
         self._first = torch.zeros(lanes, dtype=torch.bool, device=device)  # the next token comes from the prefill
         self._count = torch.zeros(lanes, dtype=torch.long, device=device)  # tokens of the response
-        self._place = torch.zeros(lanes, dtype=torch.long, device=device)  # where the next token to be read goes
-        self._last = torch.zeros(lanes, dtype=torch.long, device=device)  # that token
-        self._hidden = torch.zeros(lanes, width, device=device)  # of the prompt's last token
+        self._place = torch.zeros(lanes, dtype=torch.long, device=device)  # position of the next token to be read
+        self._last = torch.zeros(lanes, dtype=torch.long, device=device)  # the next token to be read
+        self._hidden = torch.zeros(lanes, width, device=device)  # hidden state of the prompt's last token
         self._noise = torch.zeros(lanes, self._n, device=device)
         self._tokens = torch.zeros(lanes, self._n, dtype=torch.long, device=device)
         self._logprobs = torch.zeros(lanes, self._n, device=device)
@@ -219,7 +219,7 @@ class LaneDecoding:
         logp = next_token(logits, Rows(self._count, self._seen), self._sampling, self._ends)
         at = self._count.clamp(max=self._n - 1).unsqueeze(1)
         token = drawing.draw(logp.unsqueeze(0), self._noise.gather(1, at).T, self._sampling)[0]
-        token = token.clamp(max=logp.shape[1] - 1)  # of NaN, which weights that diverged give
+        token = token.clamp(max=logp.shape[1] - 1)  # weights that diverged give NaN, and NaN an id past the last
         self._keep(self._tokens, at, token.unsqueeze(1))
         self._keep(self._logprobs, at, logp.gather(1, token.unsqueeze(1)))
         if self._values is not None and self._parts.value_head is not None:

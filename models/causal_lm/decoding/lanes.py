@@ -104,7 +104,7 @@ class OneToken:
         return torch.cat(found, dim=2).reshape(query.shape)
 
     def _mask(self, window: int | None, like: Tensor) -> Tensor:
-        """What is added to the scores: [N, 1, 1, S]. The same for all layers of one window."""
+        """Returns the mask that is added to the scores: [N, 1, 1, S]. The same for all layers of one window."""
         if window not in self.masks:
             # A lane without a text may stand beyond S. It sees something, too: else its numbers would become NaN.
             place = self.place.clamp(max=self.span - 1)

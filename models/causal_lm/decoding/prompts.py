@@ -52,18 +52,18 @@ def alike(prompts: Iterable[Prompt]) -> Iterator[tuple[list[Prompt], int]]:
 
 
 class Holders:
-    """Remembers the prompt that each of some lanes holds."""
+    """Remembers which prompt each lane holds."""
 
     def __init__(self, lanes: int) -> None:
         self._prompts = [Prompt()] * lanes
-        self._lanes: dict[Prompt, dict[int, None]] = {}  # those that hold a prompt, in the order of arrival
+        self._lanes: dict[Prompt, dict[int, None]] = {}  # prompt → lanes that hold it, in the order of arrival
 
     def length(self, lane: int) -> int:
         """Tokens of the prompt that a lane holds."""
         return len(self._prompts[lane])
 
     def sources(self, prompts: Mapping[int, Prompt]) -> dict[int, int]:
-        """A lane that holds the prompt of each of these lanes, if there is one: {lane: source}."""
+        """Finds lanes that hold the prompts of these lanes already: {lane: source}."""
         found = {lane: self._lanes.get(prompt) for lane, prompt in prompts.items()}
         return {lane: next(iter(holders)) for lane, holders in found.items() if holders}
 

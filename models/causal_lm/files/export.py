@@ -28,7 +28,7 @@ KINDS = {
     "hf": "a Hugging Face folder: weights with adapters merged, tokenizer, generation_config.json",
     "adapter": "a peft folder: the LoRA adapters alone, with the tokenizer",
 }
-PROMPTS = ("12+34=", "7*8=?", "Hello!")  # to measure with where there are no others
+PROMPTS = ("12+34=", "7*8=?", "Hello!")  # prompts to measure with if no others are given
 MOST_PROMPTS, MOST_TOKENS = 8, 64
 TARGET = "embodied.models.causal_lm.build_policy"
 # Keys that a folder's own files do not tell.
@@ -89,7 +89,7 @@ def export(
 
 
 def _keys(parts: Parts, dtype: str) -> dict[str, Any]:
-    """What builds the policy from a whole folder (``Exported.model``)."""
+    """Returns the keys that build the policy from a whole folder (``Exported.model``)."""
     settings = parts.settings
     keys = {name: getattr(settings, name) for name in CARRIED}
     merged = {"precision": precision_of(settings, dtype), "is_lora": False}
@@ -122,11 +122,11 @@ def _adapter(parts: Parts, folder: Path, dtype: str, options: Mapping[str, Any])
 
 
 class Rounding(NamedTuple):
-    """How far log-probs move when the merged weights are rounded."""
+    """Change of log-probs when the merged weights are rounded."""
 
     dtype: torch.dtype
     largest: float  # nats
-    mean: float  # of the changes' sizes, nats
+    mean: float  # mean size of the changes, nats
     tokens: int
     answers: int
 

@@ -43,7 +43,7 @@ SMALL = {
 }  # fmt: skip
 UNREADABLE = (
     OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, StrictDataclassError, SafetensorError,
-    IndexError, struct.error,  # of GGUF files
+    IndexError, struct.error,  # raised while a GGUF file is read
 )  # fmt: skip
 
 
@@ -221,7 +221,7 @@ def _of_gguf(settings: Settings, tokenizer: Any, folder: Path, dtype: torch.dtyp
     file = folder / settings.gguf_file
     check_content(file)
     keys: dict[str, Any] = {"gguf_file": settings.gguf_file}
-    try:  # without the configuration transformers parses the file twice, its vocabulary included
+    try:  # the configuration is passed on: else transformers parses the file twice, with its vocabulary
         config = AutoConfig.from_pretrained(folder, local_files_only=True, **keys)
         if _has_no_memory():
             return _fresh(AutoModelForCausalLM.from_config(config, dtype=dtype), tokenizer)
@@ -240,8 +240,8 @@ def _of_gguf(settings: Settings, tokenizer: Any, folder: Path, dtype: torch.dtyp
 
 
 def _has_no_memory() -> bool:
-    """Whether tensors have sizes alone, as where the memory of a large policy is counted. transformers cannot fill
-    these from GGUF."""
+    """Returns whether tensors have sizes alone, as where the memory of a large policy is counted. transformers cannot
+    fill these from GGUF."""
     return isinstance(torch.empty(0), FakeTensor)
 
 

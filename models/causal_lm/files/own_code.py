@@ -34,7 +34,7 @@ def network_code(folder: Path, maker: str) -> str | None:
 
 
 def tokenizer_code(folder: Path) -> str | None:
-    """The same for the tokenizer."""
+    """The class in the folder that transformers needs for the tokenizer; None if it needs none."""
     said = _read(folder / "tokenizer_config.json")
     named, kind = _named(said, "AutoTokenizer"), said.get("tokenizer_class")
     if named is None:
@@ -46,7 +46,7 @@ def tokenizer_code(folder: Path) -> str | None:
 
 
 def may_run(code: str | None, folder: Path, permitted: bool, key: str) -> bool:
-    """Whether code of the folder is to be run.
+    """Returns whether code of the folder is to be run.
 
     Args:
         code: of :func:`network_code` or :func:`tokenizer_code`.
@@ -74,12 +74,12 @@ def may_run(code: str | None, folder: Path, permitted: bool, key: str) -> bool:
 def own_tokenizer(code: str, folder: Path) -> Any:
     """Reads the tokenizer with the class of the folder, and runs no other code of it."""
     kind: Any = get_class_from_dynamic_module(code, folder, local_files_only=True)
-    kind.register_for_auto_class()  # what is saved has the code with it
+    kind.register_for_auto_class()  # makes a saved tokenizer bring the code along
     return kind.from_pretrained(folder, local_files_only=True)
 
 
 def is_own(made: Any) -> bool:
-    """Whether a network or a tokenizer is of a class that came with a checkpoint."""
+    """Returns whether a network or a tokenizer is of a class that came with a checkpoint."""
     return type(made).__module__.startswith(OF_CHECKPOINTS)
 
 

@@ -1,4 +1,4 @@
-"""Where the weights lie: a folder, or an installed package that brings them along (``model_path: package:NAME``)."""
+"""Locates the weights: a folder, or an installed package that brings them along (``model_path: package:NAME``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights of a language model's folder: looked at before transformers reads them, and after.
+"""Checks the weights of a language model's folder, before transformers reads them and after.
 
 transformers goes on with random numbers where a weight is missing, and leaves out what it does not know. Neither is
 taken here, but for what :data:`UNUSED` names.
@@ -45,16 +45,16 @@ class _Whole(dict[str, Any]):
 
 @dataclass(frozen=True)
 class Weights:
-    """What is known of a folder's weights before they are read."""
+    """A folder's weights, before a network gets them."""
 
     folder: Path
-    key: str  # of the section of the configuration that names the folder, with a dot at its end
+    key: str  # section of the configuration that names the folder, with a dot at its end
     stored: Stored | None  # None: the files are those of torch (pytorch_model.bin)
-    tensors: Mapping[str, Tensor] | None = None  # of these, by plain names
+    tensors: Mapping[str, Tensor] | None = None  # tensors of torch's files, by plain names
 
     @classmethod
     def of(cls, folder: Path, key: str) -> Weights:
-        """Look at a folder.
+        """Reads the headers of a folder's weights, or torch's files whole, and checks them.
 
         Raises:
             CheckpointError: as :meth:`Stored.of`.
@@ -69,7 +69,7 @@ class Weights:
         return cls(folder, key, None, {name: tensor for file in bins for name, tensor in read_pt(file).items()})
 
     def load(self, maker: Any, own_code: bool, config: Mapping[str, Any], dtype: torch.dtype) -> tuple[Any, Any]:
-        """The network, and what transformers says of the loading. Weights of other shapes are left out.
+        """Loads the network; returns it, and transformers' loading report. Weights of other shapes are left out.
 
         Args:
             maker: ``AutoModelForCausalLM`` or another one.
@@ -153,7 +153,7 @@ class Weights:
 
 
 def _is_unused(name: str, config: Any) -> bool:
-    """Whether a network may lack a tensor of its folder. Layers that guess further tokens may stand behind its own."""
+    """Returns whether a network may lack a tensor of its folder, such as those of layers that guess further tokens."""
     if UNUSED.search(name):
         return True
     found, own = LAYER.search(name), config.num_hidden_layers

@@ -21,7 +21,7 @@ NAME = "embodied"
 
 @dataclass(frozen=True)
 class Heads:
-    """How one layer weighs its keys."""
+    """Settings of one layer's attention."""
 
     layer: int
     scale: float
@@ -30,10 +30,10 @@ class Heads:
 
 
 class Attend(Protocol):
-    """Attention of one pass."""
+    """Computes the attention of one pass."""
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, heads: Heads) -> Tensor:
-        """From query [T, H, D], key and value [T, G, D], the weighted values [T, H, D]."""
+        """Computes the weighted values [T, H, D] from query [T, H, D], key and value [T, G, D]."""
         ...
 
 
@@ -79,7 +79,7 @@ def weigh(query: Tensor, key: Tensor, value: Tensor, heads: Heads, mask: Tensor 
 
 
 def causal_mask(length: int, window: int | None, like: Tensor) -> Tensor:
-    """What is added to the scores of ``length`` tokens: [1, 1, L, L], 0 at what a token sees, −∞ elsewhere."""
+    """Returns the causal mask that is added to scores: [1, 1, L, L], 0 at what a token sees, −∞ elsewhere."""
     place = torch.arange(length, device=like.device)
     behind = place.unsqueeze(1) - place
     seen = (behind >= 0) if window is None else (behind >= 0) & (behind < window)

@@ -38,7 +38,7 @@ from .packing import Asked, Packed, there
 class Part:
     """This process's tokens of a pass. It is the attention of the pass as well."""
 
-    packed: Packed  # of the whole pass
+    packed: Packed  # the whole pass
     team: Team
     ids: Tensor  # int64 [t]
     positions: Tensor  # int64 [t]
@@ -59,16 +59,16 @@ class Part:
         """See :class:`.attention.Attend`."""
         size, (own, count, width) = self.team.size, query.shape
         copies = size // math.gcd(size, key.shape[1])
-        if copies > 1:  # as few as give each process equally many; H is a multiple of them (check_heads)
+        if copies > 1:  # fewest copies that give each process equally many; H is a multiple of them (check_heads)
             key, value = (part.repeat_interleave(copies, dim=1) for part in (key, value))
         parts = [part.reshape(own, size, -1, width) for part in (query, key, value)]
         sizes = [part.shape[2] for part in parts]
-        mine = _Exchange.apply(torch.cat(parts, dim=2).transpose(0, 1).contiguous(), self.team)  # by sender
+        mine = _Exchange.apply(torch.cat(parts, dim=2).transpose(0, 1).contiguous(), self.team)  # ordered by sender
         everything = mine.transpose(0, 1).reshape(own * size, -1, width)[: len(self.packed.ids)]
         query, key, value = everything.split(sizes, dim=1)
         found = self.packed(query, key, value, heads)
         found = F.pad(found, (0, 0, 0, 0, 0, own * size - len(found))).reshape(own, size, -1, width)
-        back = _Exchange.apply(found.transpose(0, 1).contiguous(), self.team)  # by heads
+        back = _Exchange.apply(found.transpose(0, 1).contiguous(), self.team)  # ordered by heads
         return back.transpose(0, 1).reshape(own, count, width)
 
 
@@ -122,7 +122,7 @@ class _Together(torch.autograd.Function):
 
 
 def _shared(rows: np.ndarray, team: Team, like: Tensor) -> _Shared:
-    """What a process computes of the hidden states ``rows`` int64 [N] of a pass."""
+    """Divides the hidden states ``rows`` int64 [N] of a pass among the processes of a team."""
     numbers = [np.flatnonzero(rows % team.size == rank) for rank in range(team.size)]
     most = max(1, *map(len, numbers))
     places = np.empty(len(rows), np.int64)

@@ -15,7 +15,7 @@ from .trunk import Trunk
 
 @dataclass(frozen=True)
 class Work:
-    """What tokens cost."""
+    """FLOPs of tokens in a network."""
 
     token: int  # linear layers, a token
     pair: int  # attention, a token and one that it sees

@@ -25,7 +25,7 @@ from .attention import Heads, square
 
 @dataclass(frozen=True)
 class Squares:
-    """Where each token stands in the squares."""
+    """Places of tokens in the squares [B, L], one row a text."""
 
     texts: int  # B
     length: int  # L
@@ -37,11 +37,11 @@ class Squares:
     sharing: Tensor | None  # float [U, B], 1 where a text has a prompt; None if no two texts share one
 
     def spread(self, values: Tensor) -> Tensor:
-        """[T, w] → [B·L, w]."""
+        """Puts tokens into the squares: [T, w] → [B·L, w]."""
         return _Spread.apply(values, self)
 
     def collect(self, values: Tensor) -> Tensor:
-        """[B·L, w] → [T, w]."""
+        """Takes tokens out of the squares: [B·L, w] → [T, w]."""
         return _Collect.apply(values, self)
 
     def sum_copies(self, values: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ class Asked:
     row: Tensor  # int64 [R], hidden state of each among those that this process has
 
     def together(self, values: Tensor) -> Tensor:
-        """From values of those that this process computes, [R, …], those of all that is asked."""
+        """Joins the values [R, …] that all processes compute to the values of all that is asked."""
         return values
 
 
@@ -112,7 +112,7 @@ class Packed:
 
     @property
     def answers(self) -> Asked:
-        """The hidden states that tell the response tokens."""
+        """The hidden states that predict the response tokens."""
         return self._asked(self.before)
 
     @property
@@ -210,7 +210,7 @@ def rows(
 
 
 def _columns(values: Tensor, wanted: Tensor) -> Tensor:
-    """Those columns of ``values`` [B, n] that each row wants, int64 [B, L]; the nearest one where there is none."""
+    """Picks the columns of ``values`` [B, n] that each row wants, int64 [B, L]; the nearest one where there is none."""
     return values.gather(1, wanted.clamp(0, values.shape[1] - 1))
 
 

@@ -84,7 +84,7 @@ class Trunk:
 
 
 def check_architecture(network: Any) -> None:
-    """Refuses a network whose parts are others, or whose layers need what the attention here does not do."""
+    """Refuses a network whose parts have other names, or whose layers need another attention than the one here."""
     config, kind = network.config, network.config.model_type
     model = getattr(network, "model", None)
     missing = [name for name in ("embed_tokens", "layers", "norm", "rotary_emb") if not hasattr(model, name)]

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class ValueHead(nn.Module):
-    """[B, d] → float32 [B, 1]. It begins at zero, so that no advantage depends on random weights."""
+    """Linear layer [B, d] → float32 [B, 1]. It begins at zero, so that no advantage depends on random weights."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()

@@ -68,7 +68,7 @@ class Vision(nn.Module):
 
     @property
     def _lists(self) -> bool:
-        """Whether the tower takes a list of pictures for each text."""
+        """True if the tower takes a list of pictures for each text."""
         return KINDS[self.pictures.kind] == "text_model"
 
     def check(self) -> None:
@@ -108,7 +108,7 @@ class Vision(nn.Module):
     def placed(
         self, prompts: Sequence[np.ndarray], begins: Sequence[int], shown: Sequence[np.ndarray]
     ) -> Placed | None:
-        """Where the features of some prompts stand in a pass, with these; None if there are none.
+        """Computes the features of some prompts' pictures, with their places in a pass; None if there are none.
 
         Args:
             prompts: ids of each, int [p].

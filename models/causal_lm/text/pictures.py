@@ -1,4 +1,4 @@
-"""How a vision-language model reads pictures: one of fixed size gives a fixed number of tokens in the prompt.
+"""Prepares pictures for a vision-language model: one of fixed size gives a fixed number of tokens in the prompt.
 
 ``<image>`` in a prompt becomes what transformers' processor of the model puts there for a picture that is not split
 into tiles: :func:`expanded`. Importing this module imports neither torch nor transformers.
@@ -34,11 +34,11 @@ FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocesso
 
 @dataclass(frozen=True)
 class Pictures:
-    """What a checkpoint says of pictures."""
+    """Picture settings of a checkpoint."""
 
     kind: str  # model_type
     size: int  # pixels of each side
-    tokens: int  # of a picture, which its features replace
+    tokens: int  # tokens that a picture has in the prompt; its features replace them
     token: int  # id of these tokens
     scale: float  # a pixel's value x becomes (scale · x − mean) / std, for red, green and blue
     mean: tuple[float, ...]

@@ -54,7 +54,7 @@ class TextTokenizer:
 
     @property
     def pad_id(self) -> int:
-        """What fills up a row of prompts; no result depends on it."""
+        """Id that fills up a row of prompts; no result depends on it."""
         return self.tokenizer.pad_token_id or 0
 
     def prompt(self, text: str) -> list[int]:
@@ -122,7 +122,7 @@ class TextTokenizer:
         count = text.count(instructions.PICTURE)
         begins = self.tokenizer.bos_token is not None and shown.startswith(self.tokenizer.bos_token)
         shown = expanded(shown, self.pictures, self.tokenizer, count)
-        return self.tokenizer(shown, add_special_tokens=not begins).input_ids  # as transformers' processors do
+        return self.tokenizer(shown, add_special_tokens=not begins).input_ids  # transformers' processors do the same
 
     def _pictured(self, text: str) -> str:
         """A plain prompt with the tokens of its pictures."""
@@ -195,8 +195,8 @@ class TextTokenizer:
         return self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def _may_complete(self, stop: tuple[str, ...]) -> list[bool]:
-        """Whether each token of the vocabulary may complete one of ``stop``: its own text holds the last character of
-        one, or a part of a character. A token alone may be written without the blank before it: its name says that."""
+        """Marks the tokens of the vocabulary that may complete one of ``stop``: their own text holds the last character
+        of one, or a part of one. A token alone may be written without the blank before it: its name says that."""
         self._check_visible(stop)
         ends = {text[-1] for text in stop} | {"\ufffd"}
         numbers = range(len(self.tokenizer))
@@ -217,7 +217,7 @@ class TextTokenizer:
                 )
 
     def completes(self, tokens: Sequence[int], stop: tuple[str, ...]) -> bool:
-        """Whether the last of ``tokens`` completes one of ``stop``. A character has four tokens at most."""
+        """Returns whether the last of ``tokens`` completes one of ``stop``. A character has four tokens at most."""
         most = 4 * max(map(len, stop)) + 4
         tail = self.decode(tokens[-most:])
         return any(text in tail for text in stop)

@@ -71,8 +71,8 @@ class DecisionProgram(nn.Module):
 
 
 def drawn(logp: Tensor, uniform: Tensor) -> Tensor:
-    """What :func:`...shared.sampling.draw` gives: classes int64 [B, T]. Classes are counted where it searches a sorted
-    row, since ONNX has no such search."""
+    """Draws classes int64 [B, T] as :func:`...shared.sampling.draw` does. Classes are counted where it searches a
+    sorted row, since ONNX has no such search."""
     cdf = logp.double().exp().cumsum(dim=-1)
     total = cdf[..., -1:]
     below = (cdf <= uniform.double().unsqueeze(-1) * total).sum(dim=-1)
@@ -93,7 +93,7 @@ def merged_network(parts: Parts) -> OpenVLAOFT:
 
 
 def meanings(parts: Parts) -> Tensor:
-    """What each class means at each place of a chunk, as the policy itself decodes it: float32 [1, T, N]."""
+    """Decodes each class at each place of a chunk, as the policy itself does: float32 [1, T, N]."""
     net = parts.model.net
     classes = torch.arange(N_BINS, device=parts.device).unsqueeze(1).expand(-1, net.action_tokens)
     return parts.decode_actions(classes + net.first_action_id).flatten(1).T.unsqueeze(0).contiguous().cpu()
@@ -104,7 +104,7 @@ def meanings(parts: Parts) -> Tensor:
 
 @dataclass(frozen=True)
 class Reference:
-    """What the policy answers to the same inputs, and the distribution from which it does."""
+    """The policy's answers to the same inputs, and the distribution that they come from."""
 
     tokens: Tensor  # int64 [B, T]
     logp: Tensor  # float32 [B, T, N]
@@ -139,7 +139,7 @@ class Difference:
     """Largest differences of a program from a reference. A token that differs where the reference itself is undecided
     within the tolerance is counted and is no error."""
 
-    actions: float  # in the env's units
+    actions: float  # unit of the env's actions
     logprobs: float  # nats
     undecided: int = 0
 
@@ -179,8 +179,8 @@ def _largest(gaps: Tensor) -> float:
 
 
 def _undecided(logp: Tensor, classes: Tensor, inputs: Mapping[str, Tensor], tolerance: float) -> Tensor:
-    """Whether the reference would have chosen ``classes`` as well if its numbers were moved by ``tolerance``: bool
-    [B, T]."""
+    """Returns whether the reference would have chosen ``classes`` as well if its numbers were moved by ``tolerance``:
+    bool [B, T]."""
     near_best = logp.amax(-1) - logp.gather(-1, classes.unsqueeze(-1)).squeeze(-1) <= tolerance
     cdf = logp.double().exp().cumsum(-1)
     cdf = cdf / cdf[..., -1:]

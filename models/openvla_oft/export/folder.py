@@ -33,7 +33,7 @@ from .layout import code_files, statistics
 from .save import save_folder
 
 TARGET = "embodied.models.openvla_oft.build_policy"
-LOSES_SHARE = 0.1  # of what the adapters themselves move
+LOSES_SHARE = 0.1  # largest accepted loss, as a share of what the adapters themselves move
 # Keys that a folder's own files do not tell, or must not contradict.
 CARRIED = (
     *("precision", "attention", "attn_implementation", "decoding", "max_prompt_length", "stop_token"),
@@ -70,7 +70,7 @@ def export_folder(
 
 
 class Written(NamedTuple):
-    """A folder that was read again."""
+    """A written folder, with the change of answers after it is read again."""
 
     dtype: str
     change: Change | None  # None: there were no observations
@@ -100,7 +100,7 @@ def _write(policy: Policy, parts: Parts, folder: Path, dtype: str, examples: Exa
     if examples.obs is None:
         return Written(dtype, None)
     device = parts.device
-    build = load_target(TARGET, "_target_")  # as whoever opens the folder does; an import would be one in a circle
+    build = load_target(TARGET, "_target_")  # found by name, as users of the folder do; an import would be circular
     again = build(**{**_kwargs(parts, dtype), "model_path": str(folder)}).to(device)
     assert parts.now.env is not None
     again.bind(parts.now.env)
@@ -116,12 +116,12 @@ def _kwargs(parts: Parts, dtype: str) -> dict[str, Any]:
 
 
 def model_keys(parts: Parts, dtype: str) -> dict[str, Any]:
-    """What builds the policy from a whole folder (``Exported.model``)."""
+    """Returns the keys that build the policy from a whole folder (``Exported.model``)."""
     return {"_target_": TARGET, "model_path": ".", **_kwargs(parts, dtype)}
 
 
 def command(keys: Mapping[str, Any], *paths: str) -> str:
-    """Overrides that name the same model.
+    """Gives the command-line overrides that name the same model.
 
     Args:
         paths: keys whose "." stands for the folder.
@@ -133,7 +133,7 @@ def command(keys: Mapping[str, Any], *paths: str) -> str:
 
 
 def _moved(policy: Policy, parts: Parts, examples: Examples) -> Change | None:
-    """What the adapters themselves move; None if there are none, or nothing to ask."""
+    """Measures how much the adapters change answers; None if there are no adapters, or no observations."""
     if not parts.settings.is_lora or examples.obs is None:
         return None
     unadapted = partial(rescale_adapter_scale, parts.model, 0.0)
@@ -141,7 +141,7 @@ def _moved(policy: Policy, parts: Parts, examples: Examples) -> Change | None:
 
 
 def _too_much(found: Change | None, moved: Change | None) -> bool:
-    """Whether rounding loses more than ``auto`` accepts; what could not be measured is not rounded."""
+    """Returns whether rounding loses more than ``auto`` accepts; what could not be measured is not rounded."""
     if found is None or found.logprob_mean > LOSES_MEAN:
         return True
     return moved is not None and found.logprob_mean > LOSES_SHARE * moved.logprob_mean
@@ -247,7 +247,7 @@ def _in_full(parts: Parts) -> dict[str, Tensor]:
 
 
 def _same_statistics(parts: Parts, base: str) -> bool:
-    """Whether the network's folder spreads actions and state as the policy does."""
+    """Returns whether the network's folder scales actions and state as the policy does."""
     known = Folder.open(base).known_statistics().get(parts.now.statistics.name, {})
     own = statistics(parts)[parts.now.statistics.name]
     return all(known.get(what, {}).get(name) == value for what, block in own.items() for name, value in block.items())

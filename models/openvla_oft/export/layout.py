@@ -107,7 +107,7 @@ def statistics(parts: Parts, base: Folder | None = None) -> dict[str, Any]:
 
 
 def _same(before: Any, block: Mapping[str, Any]) -> bool:
-    """Whether a folder's statistics have the entries that are used, with the same numbers."""
+    """Returns whether a folder's statistics have the entries that are used, with the same numbers."""
     return isinstance(before, dict) and all(before.get(key, value) == value for key, value in block.items())
 
 

@@ -33,8 +33,8 @@ from ..parts import Parts
 from ..tokens.processing import TEMPLATE
 from .decision import DecisionProgram, Difference, Reference, difference, module_answers, policy_answers
 
-TOLERANCE = 1e-4  # of actions in the env's units, and of log-probs in nats
-ROWS = 8  # of one call while it is verified
+TOLERANCE = 1e-4  # tolerance for actions, in the env's units, and for log-probs, in nats
+ROWS = 8  # rows of one call while the program is verified
 TRACED_ROWS = 3
 MADE_UP = 4  # observations where there are no real ones
 
@@ -191,7 +191,7 @@ def _verify(
 
 @dataclass(frozen=True)
 class Loss:
-    """What the program's weights lose against the policy, over greedy answers."""
+    """Changes that the program's weights make to the policy's greedy answers."""
 
     logprobs_largest: float  # nats, of the policy's own tokens
     logprobs_mean: float

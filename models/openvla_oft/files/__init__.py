@@ -1,1 +1,1 @@
-"""Folders of released checkpoints: what is in them, and how it is loaded."""
+"""Reads and loads folders of released checkpoints."""

@@ -29,7 +29,7 @@ class TowerHints:
     """Sizes of a vision tower that shapes do not show. None = its width is the released one; no block is missing."""
 
     heads: int | None = None
-    depth: int | None = None  # of the full tower: some files lack the last block, which is never run
+    depth: int | None = None  # blocks of the full tower: some files lack the last one, which is never run
 
 
 NO_HINTS = (TowerHints(), TowerHints())

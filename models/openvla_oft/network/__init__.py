@@ -1,1 +1,1 @@
-"""The network itself: its sizes, its parts, their first weights, what a pass costs."""
+"""The network: its sizes, modules, initial weights, and FLOPs of a pass."""

@@ -41,7 +41,7 @@ class NetConfig:
     patch_size: int
     featurizer: TowerConfig  # DINOv2 with registers
     fused_featurizer: TowerConfig  # SigLIP
-    vocab_size: int  # without padding rows; action tokens are its last 256 ids
+    vocab_size: int  # padding rows not counted; action tokens are its last 256 ids
     hidden_size: int
     intermediate_size: int
     num_hidden_layers: int
@@ -51,7 +51,7 @@ class NetConfig:
     layer_scale_init: float = 1e-5  # random initialisation only
     rms_norm_eps: float = 1e-6  # LlamaConfig's default, as released; Meta's own value is 1e-5
     rope_theta: float = 1e4
-    attention: str = "bidirectional"  # or causal; a property of the checkpoint
+    attention: str = "bidirectional"  # bidirectional or causal: a property of the checkpoint
     stop_token: bool = True  # </s> after the placeholders
     num_images: int = 1
     proprio_dim: int = 0  # 0 = no proprio token
@@ -80,7 +80,7 @@ class NetConfig:
 
     @property
     def action_tokens(self) -> int:
-        """T = K·A."""
+        """Number of action tokens, T = K·A."""
         return self.num_action_chunks * self.action_dim
 
     @property
@@ -111,7 +111,7 @@ class NetConfig:
         return [name for name in names if getattr(self, name) != getattr(other, name)]
 
 
-MOST = 10_000_000  # above every size of a network
+MOST = 10_000_000  # largest value that a number in a config may have
 MAY_BE_ZERO = ("proprio_dim", "prefix_tokens")
 WORDS = {"attention": ("bidirectional", "causal"), "decoding": ("parallel", "autoregressive")}
 
@@ -128,7 +128,7 @@ def check_plain(values: dict[str, Any]) -> None:
 
 
 def _plain(name: str, kind: str, value: Any) -> bool:
-    """Whether a value can be that of a field of this type."""
+    """Returns whether a value can be that of a field of this type."""
     if kind == "int":
         return type(value) is int and (0 if name in MAY_BE_ZERO else 1) <= value <= MOST
     if kind == "float":

@@ -16,7 +16,7 @@ class Flops:
     """FLOPs of one row's forward pass."""
 
     vision: int
-    projector: int  # with the proprio token
+    projector: int  # projector, with the proprio token
     linears: int  # linear layers of the language model
     attention: int  # both products of the language model's attention
     head: int  # 256 rows at T positions
@@ -55,7 +55,7 @@ def training_flops(net: NetConfig, prompt_tokens: int, lora: bool, checkpointing
 
 
 def sequence_length(net: NetConfig, prompt_tokens: int) -> int:
-    """S: prompt, patches, proprio token, placeholders, stop token."""
+    """Counts the tokens S of a sequence: prompt, patches, proprio token, placeholders, stop token."""
     return prompt_tokens + net.num_images * net.patches + bool(net.proprio_dim) + net.tail_tokens
 
 

@@ -46,7 +46,7 @@ class LanguageModel(nn.Module):
         self.lm_head = nn.Linear(config.hidden_size, config.padded_vocab, bias=False)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """int64 [B, L] → [B, L, d]."""
+        """Embeds token ids: int64 [B, L] → [B, L, d]."""
         return self.model.embed_tokens(ids)
 
     def set_attention(self, attention: str) -> None:

@@ -9,7 +9,7 @@ from .config import NetConfig
 
 
 class Projector(nn.Module):
-    """Patch features [B, N, D1 + D2] → token embeddings [B, N, d]; the "fused-gelu-mlp" of the checkpoints."""
+    """Maps patch features [B, N, D1 + D2] to token embeddings [B, N, d]: the "fused-gelu-mlp" of the checkpoints."""
 
     def __init__(self, config: NetConfig) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class Projector(nn.Module):
 
 
 class ProprioProjector(nn.Module):
-    """Normalised robot state [B, S] → one token embedding [B, 1, d]."""
+    """Maps a normalised robot state [B, S] to one token embedding [B, 1, d]."""
 
     def __init__(self, proprio_dim: int, hidden_size: int) -> None:
         super().__init__()

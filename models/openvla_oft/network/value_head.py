@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class ValueHead(nn.Module):
-    """[B, d] → float32 [B, V]: V = 1 (one value a chunk) or K (one an action)."""
+    """Maps [B, d] to float32 [B, V]: V = 1 (one value a chunk) or K (one an action)."""
 
     def __init__(self, hidden_size: int, values: int) -> None:
         super().__init__()

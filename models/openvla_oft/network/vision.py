@@ -23,7 +23,7 @@ class PatchEmbed(nn.Module):
         self.proj = nn.Conv2d(3, width, kernel_size=patch_size, stride=patch_size)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """[B, 3, H, W] → [B, P, D], row by row."""
+        """Embeds patches: [B, 3, H, W] → [B, P, D], row by row."""
         return self.proj(pixels).flatten(2).transpose(1, 2)
 
 

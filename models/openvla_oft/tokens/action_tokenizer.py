@@ -40,14 +40,14 @@ class ActionTokenizer:
         self._edges, self._centres = tuple(self.edges.tolist()), tuple(self.centres.tolist())
 
     def encode(self, actions: Any) -> Any:
-        """Normalised actions, clipped to [−1, 1] → token ids (int64) of the same shape."""
+        """Turns normalised actions, clipped to [−1, 1], into token ids (int64) of the same shape."""
         if isinstance(actions, Tensor):
             edges = constant(self._edges, torch.float64, actions.device)
             return self.vocab_size - torch.bucketize(actions.double().clamp(-1.0, 1.0), edges, right=True)
         return self.vocab_size - np.digitize(np.clip(actions, -1.0, 1.0), self.edges)
 
     def decode(self, ids: Any) -> Any:
-        """Token ids → centres of their bins, float64."""
+        """Turns token ids into the centres of their bins, float64."""
         if isinstance(ids, Tensor):
             index = (self.vocab_size - ids.long() - 1).clamp(0, N_BINS - 2)
             return constant(self._centres, torch.float64, ids.device)[index]
@@ -82,12 +82,12 @@ class Range:
         return {**ends, "mask": list(self.mask), **constant_dimensions(self.low, self.high, self.mask)}
 
     def unnormalize(self, values: Tensor, eps: float = EPS) -> Tensor:
-        """[…, D] in [−1, 1] → units of the data. OpenVLA before OFT uses ``eps`` 0."""
+        """Scales […, D] from [−1, 1] to data units. OpenVLA before OFT uses ``eps`` 0."""
         low, high, mask = self._tensors(values)
         return torch.where(mask, 0.5 * (values + 1) * (high - low + eps) + low, values)
 
     def normalize(self, values: Tensor) -> Tensor:
-        """[…, D] in units of the data → [−1, 1]. Unscaled dimensions are clipped too, as in OFT's evaluation."""
+        """Scales […, D] from data units to [−1, 1]. Unscaled dimensions are clipped too, as in OFT's evaluation."""
         low, high, mask = self._tensors(values)
         return torch.where(mask, 2 * (values - low) / (high - low + EPS) - 1, values).clamp(-1.0, 1.0)
 

@@ -34,11 +34,11 @@ class Normalization:
     """A kind of normalisation."""
 
     kind: str = BOUNDS_Q99
-    reason: str = field(default="the default", compare=False)  # how the kind was found, for the user
+    reason: str = field(default="the default", compare=False)  # explains to the user how the kind was found
 
     @classmethod
     def asked(cls, key: str) -> Normalization:
-        """Kind without a checkpoint: ``actor.model.action_normalization``; auto means the default."""
+        """Returns the kind without a checkpoint: ``actor.model.action_normalization``; auto means the default."""
         return cls() if key == AUTO else cls(key, "as configured")
 
     @classmethod

@@ -27,7 +27,7 @@ TEMPLATE = "In: What action should the robot take to {}?\nOut:"  # the instructi
 
 
 def prompt(instruction: str) -> str:
-    """The text before the action. Tokenisation adds BOS in front and the token '▁' behind."""
+    """Gives the text before the action. Tokenisation adds BOS in front and the token '▁' behind."""
     return TEMPLATE.format(instruction.lower())
 
 
@@ -89,12 +89,12 @@ def lanczos3_weights(length: int, size: int, device: torch.device) -> Tensor:
 
 
 def eight_bits(images: Tensor) -> Tensor:
-    """Float in [0, 255] → whole numbers, as ``tf.image.convert_image_dtype`` rounds."""
+    """Rounds floats in [0, 255] to whole numbers, as ``tf.image.convert_image_dtype`` does."""
     return (images * (255.5 / 255.0)).floor().clamp(0.0, 255.0)
 
 
 class PixelProcessor(nn.Module):
-    """uint8 camera images → six channels per image, three for each tower.
+    """Turns uint8 camera images into six channels per image, three for each tower.
 
     Both presets round the resized picture to 8 bits. A picture of the network's size is not resized:
 
@@ -127,7 +127,7 @@ class PixelProcessor(nn.Module):
         self.register_buffer("std", torch.tensor(std).view(1, 6, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """uint8 [B, n, H, W, 3] → float32 [B, 6·n, size, size].
+        """Prepares images: uint8 [B, n, H, W, 3] → float32 [B, 6·n, size, size].
 
         The arithmetic is never in 16 bits, whatever the network's format: pixels would be off by several levels, and
         the crop's coordinates by half a pixel.

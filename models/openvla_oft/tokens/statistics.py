@@ -18,7 +18,7 @@ FIX = "use the statistics of the checkpoint's own training data (its source has 
 def read_range(
     block: Mapping[str, Any], what: str, names: tuple[str, str]
 ) -> tuple[Sequence[float], Sequence[float], Sequence[bool]]:
-    """Low end, high end and mask of each dimension.
+    """Reads low end, high end and mask of each dimension.
 
     Args:
         what: action or proprio, for errors.
@@ -72,7 +72,7 @@ def _check_order(block: Mapping[str, Any], what: str, pair: tuple[str, str]) -> 
     low, high = (_numbers(block[name], what, name) for name in pair)
     if len(low) != len(high):
         raise CheckpointError(f"{what} {pair[0]} has {len(low)} dimensions and {pair[1]} {len(high)}", FIX)
-    scaled = _mask_of(block, what, len(low))  # what is not scaled is not read
+    scaled = _mask_of(block, what, len(low))  # True where scaled; bounds of other dimensions are not read
     for dimension, (a, b) in enumerate(zip(low, high, strict=True)):
         if scaled[dimension] and a > b:
             raise CheckpointError(f"{what} {pair[0]}[{dimension}] is {a:g}, above {pair[1]}[{dimension}], {b:g}", FIX)

@@ -1,4 +1,4 @@
-"""Instructions → prompt tokens, with a checkpoint's ``tokenizer.json`` or the small one that comes with this package.
+"""Turns instructions into prompt tokens, with a checkpoint's ``tokenizer.json`` or the small one of this package.
 
 Both follow Llama 2: spaces are '▁', unknown characters become byte tokens, BOS is id 1 and </s> id 2. The embedded one
 has under 768 tokens and is made by :mod:`..build_tokenizer`. Only ``tokenizers`` reads them: no remote code can run.

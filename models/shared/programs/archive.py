@@ -1,4 +1,4 @@
-"""What a file of torch.export may hold before torch reads it.
+"""Checks the contents of a file of torch.export before torch reads it.
 
 ``torch.export.load`` runs code of the file in several ways: pickled tensors and sample inputs, sizes as expressions
 that are evaluated, guards, names that are pasted into generated code, calls of any function of torch. Programs of ours

@@ -1,4 +1,4 @@
-"""What a folder with a program says of it: ``program.json``.
+"""Description of a program, in the file ``program.json`` of its folder.
 
     program.json       this file
     program.onnx       the program; program.pt2 of torch.export and AOTInductor
@@ -45,14 +45,14 @@ OUTPUTS = ("actions", "action_tokens", "logprobs")
 
 @dataclass(frozen=True)
 class PromptFacts:
-    """How an instruction becomes the ids of a prompt (:class:`..prompts.PromptIds`)."""
+    """Facts that turn an instruction into the ids of a prompt (:class:`..prompts.PromptIds`)."""
 
-    template: str  # with {} for the instruction
-    lower: bool  # whether the instruction is put in lower case
+    template: str  # prompt with {} for the instruction
+    lower: bool  # True: the instruction is put in lower case
     bos_id: int
     last_id: int
     pad_id: int
-    max_tokens: int  # of a prompt
+    max_tokens: int  # most tokens of a prompt
 
     def text(self, instruction: str) -> str:
         return self.template.replace("{}", instruction.lower() if self.lower else instruction)
@@ -72,8 +72,8 @@ class Facts:
     first_token: int  # id of the first action token
     categories: int  # action tokens
     quantize: str | None = None  # "int8", or None
-    policy: Mapping[str, str] = field(default_factory=dict)  # what the exported policy said of itself
-    pictures: Mapping[str, Any] = field(default_factory=dict)  # how it prepares them; empty: an older version wrote it
+    policy: Mapping[str, str] = field(default_factory=dict)  # the exported policy's description of itself
+    pictures: Mapping[str, Any] = field(default_factory=dict)  # preparation of pictures; empty in older folders
     measured: Mapping[str, Any] = field(default_factory=dict)  # errors against the policy, and what quantising loses
     files: Mapping[str, str] = field(default_factory=dict)  # name → checksum
 

@@ -62,7 +62,7 @@ class FastProgram:
         _simplify(graph)
         self._weights = _weights_as_arguments(module)
         self._graph = graph
-        self._functions: dict[bool | None, Callable[..., Sequence[Tensor]]] = {}  # as of _function's ``greedy``
+        self._functions: dict[bool | None, Callable[..., Sequence[Tensor]]] = {}  # key: ``greedy`` of _function
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> Sequence[Tensor]:
         """Run it.

@@ -36,7 +36,7 @@ class Int8Linear(nn.Module):
         return self.quantized.float() * self.scale.unsqueeze(1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[…, in] → […, out]. The scales are applied to the output, which has fewer numbers than the weights."""
+        """Computes […, in] → […, out]. Scales are applied to the output: it has fewer numbers than the weights."""
         out = F.linear(x, self.quantized.float()) * self.scale
         return out if self.bias is None else out + self.bias
 

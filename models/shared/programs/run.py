@@ -18,7 +18,7 @@ from .faster import FastProgram
 
 
 class Program(Protocol):
-    """A program that can be called."""
+    """Interface of a program: it can be called."""
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run it.

@@ -1,1 +1,1 @@
-"""Weights of other people: what is looked at while they are read, and what is said where they do not fit."""
+"""Reads weights of other people: checks them, and explains where they do not fit."""

@@ -65,15 +65,15 @@ def read_adapter(folder: Path) -> dict[str, Tensor]:
 
 
 def _name(name: str) -> str:
-    """As peft writes it for an adapter alone, without the adapter's own name. What belongs to a layer itself keeps
-    ``base_layer``: it is no part of the adapter."""
+    """Returns a name as peft writes it for an adapter alone, without the adapter's own name. What belongs to a layer
+    itself keeps ``base_layer``: it is no part of the adapter."""
     parts = plain_name(name).split(".")
     kept = [part for place, part in enumerate(parts) if part != "default" or not parts[place - 1].startswith("lora_")]
     return ".".join(kept)
 
 
 def adapter_settings(folder: Path) -> dict[str, Any]:
-    """What ``adapter_config.json`` says.
+    """Reads ``adapter_config.json``.
 
     Raises:
         CheckpointError: there is none: no tensor tells how an adapter is scaled.
@@ -114,6 +114,6 @@ def check_plain(said: Mapping[str, Any], folder: Path, merge: str) -> None:
 
 
 def merge_fix(said: Mapping[str, Any], folder: Path, merge: str) -> str:
-    """What merges an adapter into its network, with the names that are known."""
+    """Fills the known names into ``merge``, which says how an adapter is merged into its network."""
     base = said.get("base_model_name_or_path") or "NETWORK"
     return merge.format(base=base, folder=folder)

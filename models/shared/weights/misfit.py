@@ -19,10 +19,10 @@ VOCABULARY = ("embed_tokens.weight", TIED)
 
 @dataclass(frozen=True)
 class Misfit:
-    """Names and shapes that differ."""
+    """Names and shapes that differ between a network and the weights of a folder."""
 
-    missing: Sequence[str]  # in the files, sorted
-    unknown: Sequence[str]  # to the network, sorted
+    missing: Sequence[str]  # names that the files lack, sorted
+    unknown: Sequence[str]  # names that the network lacks, sorted
     shapes: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]  # name → in the files, in the network
 
     def check(self, folder: Path, config: Any, key: str) -> None:
@@ -103,7 +103,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def fix_of_names(missing: Sequence[str], unknown: Sequence[str]) -> str:
-    """What helps where the same tensors bear other names.
+    """Returns the fix where the same tensors bear other names.
 
     Args:
         missing: names that the network has, and the files lack.
@@ -120,7 +120,7 @@ def fix_of_names(missing: Sequence[str], unknown: Sequence[str]) -> str:
 
 
 def _prefix(missing: Sequence[str], unknown: Sequence[str]) -> str | None:
-    """What stands in front of each unknown name that a missing one ends."""
+    """Finds the prefix that unknown names have before missing ones; None unless there is exactly one."""
     ends = set(missing)
     found = set()
     for other in unknown:

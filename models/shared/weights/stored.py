@@ -26,7 +26,7 @@ class Stored:
 
     @classmethod
     def of(cls, folder: Path, anchors: Sequence[str], key: str = "actor.model.") -> Stored:
-        """Look at the headers of all files.
+        """Reads the headers of all files and checks them.
 
         Args:
             anchors: see :func:`embodied.weights.naming.plain_names`.
@@ -50,7 +50,7 @@ class Stored:
 
     @property
     def renamed(self) -> bool:
-        """Whether a name in the files is not the plain one."""
+        """True if a name in the files is not the plain one."""
         return any(name != plain for name, plain in self.plain.items())
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
