@@ -134,13 +134,15 @@ def _end_all(signum: int, frame: FrameType | None) -> None:
 def _end_descendants() -> None:
     """Kills all that descends from this process; what is started meanwhile too."""
     until = time.monotonic() + 10.0  # one that the kernel holds is not waited for
-    while (children := _children()) and time.monotonic() < until:
-        for child in children:
+    while time.monotonic() < until:
+        for child in _children():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(child, signal.SIGKILL)  # the children of a killed process become ours
-        with contextlib.suppress(ChildProcessError):
+        try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
+        except ChildProcessError:  # the kernel knows of none; /proc may leave some out while others end
+            return
         time.sleep(0.001)
 
 

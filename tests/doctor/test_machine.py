@@ -118,7 +118,7 @@ def test_stale_workers_are_those_without_a_launcher():
 
 def test_a_stale_worker_is_found_in_proc(tmp_path):
     """A process that a shell has left behind, with the command line of a worker."""
-    script = tmp_path / "embodied" / "runtime" / START.name
+    script = tmp_path / "embodied" / "runtime" / "pool" / START.name
     script.parent.mkdir(parents=True)
     script.write_text("import time; time.sleep(60)", encoding="utf-8")
     done = subprocess.run(

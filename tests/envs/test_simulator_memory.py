@@ -56,7 +56,7 @@ from embodied.envs.libero import LiberoEnv, memory
 from embodied.types import Start
 
 def anonymous():
-    text = Path("/proc/self/smaps_rollup").read_text()
+    text = Path("/proc/self/smaps_rollup").read_text(encoding="utf-8")
     return int(re.search(r"Pss_Anon: *([0-9]+)", text)[1]) / 1024
 
 env = LiberoEnv("libero_object", task_ids=[0], init_params={"camera_heights": 64, "camera_widths": 64})
@@ -81,7 +81,12 @@ def built(sim):
     root = Path(__file__).parents[2]
     environment = {**os.environ, "PYTHONPATH": str(root)}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", BUILT], env=environment, check=True, capture_output=True, text=True
+        [sys.executable, "-W", "ignore", "-c", BUILT],
+        env=environment,
+        check=True,
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
     )
     return json.loads(done.stdout.splitlines()[-1])
 

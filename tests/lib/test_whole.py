@@ -42,15 +42,15 @@ die()
 def test_killed_between_any_two_steps(tmp_path, step, was_there):
     path = tmp_path / "file.json"
     if was_there:
-        path.write_text("old content")
+        path.write_text("old content", encoding="utf-8")
     killed = subprocess.run([sys.executable, "-c", KILLED, str(path), step])
     assert killed.returncode == -9
     renamed = step in ("fsync again", "done")
-    assert (path.read_text() if path.exists() else None) == (
+    assert (path.read_text(encoding="utf-8") if path.exists() else None) == (
         "new content" if renamed else "old content" if was_there else None
     )
     write_whole(path, "next")
-    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("file.json", "next")]
+    assert [(file.name, file.read_text(encoding="utf-8")) for file in tmp_path.iterdir()] == [("file.json", "next")]
 
 
 def test_what_is_written_is_on_the_disk_before_its_name(tmp_path, monkeypatch):
@@ -62,7 +62,7 @@ def test_what_is_written_is_on_the_disk_before_its_name(tmp_path, monkeypatch):
         fsync(descriptor)
 
     def replaced(aside, path):
-        steps.append(f"{aside.name} → {path.name}: {aside.read_text()}")
+        steps.append(f"{aside.name} → {path.name}: {aside.read_text(encoding='utf-8')}")
         replace(aside, path)
 
     monkeypatch.setattr(whole.os, "fsync", synced)
@@ -88,7 +88,7 @@ def test_text_that_is_none_in_utf8_touches_nothing(tmp_path):
 @pytest.mark.parametrize("shared", [True, False])
 def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch, step, number, shared):
     path = tmp_path / "file"
-    path.write_text("old")
+    path.write_text("old", encoding="utf-8")
 
     def full(*_):
         raise OSError(number, os.strerror(number))
@@ -98,7 +98,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch, step, number, 
     with pytest.raises(OSError, match=r"\[Errno") as raised:
         write_whole(path, full if step == "write" else "new", shared=shared)
     assert raised.value.errno == number
-    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("file", "old")]
+    assert [(file.name, file.read_text(encoding="utf-8")) for file in tmp_path.iterdir()] == [("file", "old")]
 
 
 def test_a_disk_that_is_full(tmp_path):
@@ -107,10 +107,12 @@ def test_a_disk_that_is_full(tmp_path):
         "import os, sys; from pathlib import Path; from embodied.lib.whole import write_whole\n"
         "path = Path(sys.argv[1]) / 'file'; write_whole(path, 'old')\n"
         "try: write_whole(path, 'x' * 1_000_000)\n"
-        "except OSError as error: print(error.errno, path.read_text(), os.listdir(sys.argv[1]))"
+        "except OSError as error: print(error.errno, path.read_text(encoding='utf-8'), os.listdir(sys.argv[1]))"
     )
     mounted = f'mount -t tmpfs -o size=64k none "{tmp_path}" && exec "{sys.executable}" -c "$0" "{tmp_path}"'
-    done = subprocess.run(["unshare", "-rm", "sh", "-c", mounted, code], capture_output=True, text=True)
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", mounted, code], capture_output=True, text=True, encoding="utf-8"
+    )
     if done.returncode and not done.stdout:
         pytest.skip(f"no file system can be mounted here: {done.stderr.strip()[-200:]}")
     assert done.stdout.strip() == f"{errno.ENOSPC} old ['file']"
@@ -119,7 +121,7 @@ def test_a_disk_that_is_full(tmp_path):
 def test_a_folder_that_is_gone(tmp_path):
     with pytest.raises(FileNotFoundError):
         write_whole(tmp_path / "gone" / "file", "new")
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(NotADirectoryError):
         write_whole(tmp_path / "file" / "file", "new")
 
@@ -140,10 +142,10 @@ def test_a_folder_that_goes_while_it_is_written(tmp_path):
 
 def test_a_file_that_may_only_be_read_is_replaced(tmp_path):
     path = tmp_path / "file"
-    path.write_text("old")
+    path.write_text("old", encoding="utf-8")
     path.chmod(0o444)
     write_whole(path, "new")
-    assert path.read_text() == "new"
+    assert path.read_text(encoding="utf-8") == "new"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
@@ -162,18 +164,21 @@ def test_a_target_that_is_a_folder_stays(tmp_path):
 
 
 def test_a_link_is_replaced_and_its_target_stays(tmp_path):
-    (tmp_path / "elsewhere").write_text("of others")
+    (tmp_path / "elsewhere").write_text("of others", encoding="utf-8")
     (tmp_path / "file").symlink_to("elsewhere")
     write_whole(tmp_path / "file", "new")
     assert not (tmp_path / "file").is_symlink()
-    assert ((tmp_path / "file").read_text(), (tmp_path / "elsewhere").read_text()) == ("new", "of others")
+    assert ((tmp_path / "file").read_text(encoding="utf-8"), (tmp_path / "elsewhere").read_text(encoding="utf-8")) == (
+        "new",
+        "of others",
+    )
 
 
 def test_a_link_under_the_name_aside_is_not_followed(tmp_path):
-    (tmp_path / "elsewhere").write_text("of others")
+    (tmp_path / "elsewhere").write_text("of others", encoding="utf-8")
     (tmp_path / ".file.part").symlink_to("elsewhere")
     write_whole(tmp_path / "file", "new")
-    assert (tmp_path / "elsewhere").read_text() == "of others"
+    assert (tmp_path / "elsewhere").read_text(encoding="utf-8") == "of others"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["elsewhere", "file"]
 
 
@@ -201,7 +206,7 @@ def test_many_who_write_the_same_leave_one_whole(tmp_path):
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
-        assert not (tmp_path / "file").exists() or (tmp_path / "file").read_text() in contents
+        assert not (tmp_path / "file").exists() or (tmp_path / "file").read_text(encoding="utf-8") in contents
     assert not failed
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
@@ -222,6 +227,6 @@ def test_a_file_system_that_cannot_sync_is_no_error_and_a_broken_disk_is(tmp_pat
 
 
 def test_a_file_that_a_program_has_written_gets_its_name(tmp_path):
-    (tmp_path / ".a.part.mp4").write_text("video")
+    (tmp_path / ".a.part.mp4").write_text("video", encoding="utf-8")
     settle(tmp_path / ".a.part.mp4", tmp_path / "a.mp4")
-    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("a.mp4", "video")]
+    assert [(file.name, file.read_text(encoding="utf-8")) for file in tmp_path.iterdir()] == [("a.mp4", "video")]

@@ -23,6 +23,7 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
         *(f"tests/run/test_{name}.py" for name in PARTS_OF_RUN), "tests/tools", "tests/evaluation/test_evaluation.py",
         "tests/evaluation/test_repeats.py",
     ),
+    "embodied/evaluation": ("tests/evaluation", "tests/run"),
     "embodied/algorithms": ("tests/algorithms",),
     "embodied/learn": ("tests/learn",),
     "embodied/runtime": ("tests/runtime",),
@@ -32,8 +33,8 @@ ROOMS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 ONLY = {
     "embodied/run": (
-        "both", "collector", "compare", "counting", "dynamic_sampling", "evaluate", "evaluations", "gain", "pairs",
-        "protocol", "repeats", "sides", "starts", "successes", "turns", "verdict",
+        "collector", "counting", "dynamic_sampling", "evaluate", "evaluator", "greedy_and_sampled", "iteration",
+        "launches", "protocol", "sides", "successes",
     )
 }  # fmt: skip
 # Tests of lines that no test runs in its own process: they run in workers, in other ranks, or at import.
@@ -41,7 +42,7 @@ ELSEWHERE = {
     "embodied/runtime/worker/batch.py": ["tests/runtime/test_batch_env.py"],
     "embodied/runtime/worker/expert.py": ["tests/runtime/test_recorder.py", "tests/run/test_demos_run.py"],
     "embodied/runtime/recorder.py": ["tests/runtime/test_recorder.py", "tests/run/test_demos_run.py"],
-    "embodied/runtime/fork": ["tests/runtime/test_fork_server.py"],
+    "embodied/runtime/pool/fork": ["tests/runtime/test_fork_server.py"],
     "embodied/runtime/channel.py": ["tests/runtime/test_channel.py", "tests/runtime/test_rollout.py"],
     "embodied/runtime/": [
         f"tests/runtime/test_{name}.py" for name in ("rollout", "final_observations", "placement", "slab", "pool")

@@ -198,7 +198,9 @@ def test_wrapping_at_spaces():
     assert wrap("", len, 4) == []
 
 
-@pytest.mark.parametrize("module", ["video", "metrics", "statistics", "timing", "trackers", "console"])
+@pytest.mark.parametrize(
+    "module", ["video.video", "metrics", "statistics", "timing", "trackers.trackers", "terminal.console"]
+)
 def test_importing_brings_in_neither_torch_nor_pictures(module):
     code = (
         f"import sys, embodied.observe.{module}; "

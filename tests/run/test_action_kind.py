@@ -14,7 +14,7 @@ from embodied.types import DiscreteAction, Episode, EpisodeResult, Start
 
 PACKAGE = Path(__file__).resolve().parents[2] / "embodied"
 CHOOSERS = {
-    "data/samples.py", "run/build/action_kind.py", "serving/service.py", "spec_json.py", "testing/checks.py",
+    "data/samples.py", "run/build/action_kind.py", "serving/service.py", "lib/spec_json.py", "testing/checks.py",
 }  # fmt: skip
 """Files that may ask whether an action is a text: those that choose an object by it, or write and check its fields."""
 

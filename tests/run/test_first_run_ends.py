@@ -20,8 +20,8 @@ PARENT = """
 from types import SimpleNamespace
 from embodied.run import sft_first
 from embodied.runtime.signals import StopSignal
-first.sys = SimpleNamespace(executable="./saves")
-first._make([], StopSignal())
+sft_first.sys = SimpleNamespace(executable="./saves")
+sft_first._make([], StopSignal())
 """
 LIMIT_S = 60.0
 

@@ -350,7 +350,8 @@ def test_long_texts_are_split_over_processes_that_there_are(tmp_path, processes,
         "train",
         [CONFIG],
     )
-    found = remedies.remedies(check(many, Group(0, processes, 0, processes)), "update")
+    group = Group(0, processes, 0, processes)
+    found = remedies.remedies(check(many, group).config, group, "update")
     told = [fix.partition(":")[0].replace("actor.model.context_parallel_size", "…") for fix in found]
     assert [fix for fix in told if "…" in fix] == said
 

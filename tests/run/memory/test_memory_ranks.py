@@ -117,11 +117,11 @@ def test_two_processes_hold_what_was_said(tmp_path, more):
 
 
 def test_a_share_has_its_part_of_what_is_trained(tmp_path):
-    counted = {
+    by_strategy = {
         name: counted(checked_of(tmp_path, f"actor.fsdp_config.strategy={name}", *more), limit=0)
         for name, more in {"replicate": (ALL,), "fsdp2": (ALL,)}.items()
     }
-    whole, part = counted["replicate"], counted["fsdp2"]
+    whole, part = by_strategy["replicate"], by_strategy["fsdp2"]
     assert abs(2 * part.weights.trained / whole.weights.trained - 1) < 0.01
     assert part.gathered.act == whole.weights.trained, "all are gathered while it acts"
     assert part.gathered.update < whole.weights.trained < part.gathered.update + 2 * part.gathered.gradients
