@@ -93,6 +93,8 @@ def refused(found: Migration) -> list[str]:
 
 @pytest.mark.parametrize("name", [*SMALL, *PAGES])
 def test_exactly_these_keys_are_refused(name, theirs):
+    if name in ("rlinf_libero_10.yaml", "rlinf_reference_embodied.yaml"):
+        pytest.importorskip("libero")  # whose suites say how many tasks there are
     known = [line.split("\t") for line in REFUSED.read_text(encoding="utf-8").splitlines()]
     found = theirs(name)
     assert refused(found) == [key for file, key in known if file == name]
