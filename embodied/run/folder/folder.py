@@ -7,6 +7,7 @@ runs/NAME/  config.yaml  origins.json  metrics.jsonl  tensorboard/  checkpoints/
 from __future__ import annotations
 
 import fcntl
+import inspect
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import IO, Any
 import yaml
 
 from embodied.errors import RunFolderError
+from embodied.lib.targets import load_target
 from embodied.lib.whole import write_whole
 from embodied.schema import ProtocolConfig, defaults
 
@@ -38,9 +40,6 @@ MAY_CHANGE = (
     "actor.calculate_flops",
 )  # fmt: skip
 """Keys whose values a resumed run may change: they change no number of the training."""
-
-NEW_KEYS = ("data.action_key", "data.rotate_images", "env.train.image_layout", "env.train.image_range")
-"""Keys that runs of before do not have. Null asks for what these did."""
 
 FIRST = "first"
 """Folder in it of the run that came first (``runner.first``)."""
@@ -153,7 +152,8 @@ def _check_same(path: Path, resolved: Mapping[str, Any]) -> Mapping[str, Any] | 
         ) from error
     if "protocol" in resolved:  # a folder of demonstrations says of it what concerns them
         before.setdefault("protocol", defaults(ProtocolConfig))  # runs of before there were protocols
-    differ = [d for d in differences(before, resolved) if not d[0].startswith(MAY_CHANGE) and not _is_new(*d)]
+    differ = [d for d in differences(before, resolved) if not d[0].startswith(MAY_CHANGE)]
+    differ = [(key, old, new) for key, old, new in differ if old != _ABSENT or new != _default(resolved, key)]
     if differ:
         lines = "\n".join(f"  {key}: {old!r} there, {new!r} now" for key, old, new in differ[:12])
         raise RunFolderError(
@@ -166,14 +166,16 @@ def _check_same(path: Path, resolved: Mapping[str, Any]) -> Mapping[str, Any] | 
 _ABSENT = "(not set)"
 
 
-def _is_new(key: str, old: Any, new: Any) -> bool:
-    """Returns whether a key has its default, and the run is of a version that did not have the key."""
-    if key in NEW_KEYS and old == _ABSENT and new is None:
-        return True
-    usual: Any = defaults()
-    for part in key.split("."):
-        usual = usual.get(part, _ABSENT) if isinstance(usual, Mapping) else _ABSENT
-    return bool(old == _ABSENT and new == usual)
+def _default(resolved: Mapping[str, Any], key: str) -> Any:
+    """Returns what a key is where nobody sets it, as it was in runs of a version that did not have the key."""
+    usual, parents = defaults(), key.split(".")
+    name = parents.pop()
+    for parent in parents:
+        usual, resolved = usual.get(parent) or {}, resolved[parent]
+    if name in usual or "_target_" not in resolved:
+        return usual.get(name, _ABSENT)
+    parameters = inspect.signature(load_target(resolved["_target_"], f"{'.'.join(parents)}._target_")).parameters
+    return parameters[name].default if name in parameters else _ABSENT
 
 
 def differences(old: Any, new: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
