@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -63,11 +64,11 @@ def facts_of(making: Making, remake: bool, python: str | None) -> GymFacts:
 
 def ask(making: Making, remake: bool, python: str | None) -> GymFacts:
     """Asks the env, once for each process of ours, and keeps the answer for the workers."""
-    return _ask_once(json.dumps(asdict(making), sort_keys=True, default=str), remake, python)
+    return _ask_once(json.dumps(asdict(making), sort_keys=True, default=str), remake, python, _of_pictures())
 
 
 @functools.cache
-def _ask_once(making: str, remake: bool, python: str | None) -> GymFacts:
+def _ask_once(making: str, remake: bool, python: str | None, of_pictures: tuple[str | None, ...]) -> GymFacts:
     read = Making.of_json(json.loads(making))
     answer = asked(read, remake, python)
     if "error" in answer:
@@ -79,8 +80,14 @@ def _ask_once(making: str, remake: bool, python: str | None) -> GymFacts:
 
 
 def _fingerprint(making: Making, remake: bool, python: str | None) -> str:
-    key = json.dumps([_FORMAT, python or sys.executable, remake, asdict(making), _files(making)], sort_keys=True)
+    run = [_FORMAT, python or sys.executable, remake, _of_pictures()]
+    key = json.dumps([*run, asdict(making), _files(making)], sort_keys=True)
     return hashlib.sha256(key.encode()).hexdigest()[:24]
+
+
+def _of_pictures() -> tuple[str | None, ...]:
+    """Returns the environment variables by which a way to render is chosen: with others an env is asked anew."""
+    return tuple(map(os.environ.get, ("MUJOCO_GL", "PYOPENGL_PLATFORM", "DISPLAY")))
 
 
 def _files(making: Making) -> list[tuple[str, int]]:

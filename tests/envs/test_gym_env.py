@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 import small_gym_envs
-from embodied.envs.gym import GymEnv, env, probe
+from embodied.envs.gym import GymEnv, env, facts, probe
 from embodied.envs.gym.facts import GymFacts
 from embodied.envs.gym.mapping import Wanted, mapping_of
 from embodied.envs.gym.settings import Making
@@ -68,6 +68,15 @@ def test_an_env_is_asked_in_a_process_of_its_own_and_a_file_keeps_the_answer(tmp
     assert changed.spec.max_episode_steps == 7
     with pytest.raises(SpecMismatchError, match="has changed since it was last asked"):
         changed.preflight()
+
+
+def test_an_answer_under_another_renderer_is_no_change_of_the_env(monkeypatch):
+    """One shell exports MUJOCO_GL, so that nothing is chosen for it; the next does not."""
+    GymEnv(id="CartPole-v1").preflight()
+    facts._ask_once.cache_clear()  # as in the next command
+    monkeypatch.delenv("MUJOCO_GL")
+    monkeypatch.delenv("PYOPENGL_PLATFORM", raising=False)
+    GymEnv(id="CartPole-v1").preflight()
 
 
 @pytest.mark.parametrize(
