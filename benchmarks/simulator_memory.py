@@ -137,9 +137,7 @@ def make(settings: dict[str, Any]) -> Any:
         return ManiSkillEnv({"id": "PickCube-v1", "camera_heights": 128, "camera_widths": 128})
     from embodied.envs.libero import LiberoEnv
 
-    return LiberoEnv(
-        settings["suite"], max_cached_simulators=settings.get("kept", settings["tasks"]), init_params=sizes
-    )
+    return LiberoEnv(settings["suite"], max_cached_simulators=settings["tasks"], init_params=sizes)
 
 
 def timed(env: Any, actions: np.ndarray, outs: dict[str, np.ndarray], digest: Any) -> tuple[float, float]:

@@ -19,10 +19,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import IO, Any, Literal
 
 PR_SET_PDEATHSIG = 1
 KEPT = 1 << 16  # bytes of what a program prints, the last ones
+LOG_TAIL = 4000  # characters of a log that an error shows
 REAP_S = 5.0  # after SIGKILL: a process in the kernel's hands (a disk that does not answer) outlives it
 DRAIN_S = 1.0  # after the end, for what is still in the pipe; others that have it open may keep it open
 
@@ -58,6 +60,15 @@ def how_it_ended(code: int, verb: str = "killed") -> str:
         return f"was {verb} by {signal.Signals(-code).name}"
     except ValueError:  # a real-time signal has no name
         return f"was {verb} by signal {-code}"
+
+
+def tail(log: Path) -> str:
+    """Returns the end of a program's log, for an error that shows it."""
+    with suppress(OSError), log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - 4 * LOG_TAIL))  # a character has at most four bytes
+        if text := file.read().decode(errors="replace")[-LOG_TAIL:]:
+            return text
+    return "(its log is empty)"
 
 
 def end_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import resource
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from embodied.lib.memory import trim
 
 
 def seconds_of(call: Callable[[], Any], count: int, device: torch.device) -> float:
@@ -37,7 +38,7 @@ def peak_memory(device: torch.device) -> Iterator[list[float]]:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
     else:
-        ctypes.CDLL(None).malloc_trim(0)  # keeps memory that was freed earlier out of this peak
+        trim()  # keeps memory that was freed earlier out of this peak
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # sets VmHWM back
     yield peak
     peak.append(torch.cuda.max_memory_allocated(device) if device.type == "cuda" else _resident_peak())

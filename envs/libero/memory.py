@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Iterable, Iterator
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
-from ..shared.memory import release, trim
+from embodied.lib.memory import trim
+
+from ..shared.memory import release
 
 _FREES = {
     "mj_freeLastXML": "the description of the scene that was built last, about 400 MB",
@@ -19,7 +21,7 @@ _FREES = {
 }
 
 
-@functools.cache
+@cache
 def library() -> ctypes.CDLL:
     """Opens MuJoCo's C library, which mujoco's Python package links."""
     import mujoco
@@ -106,9 +108,9 @@ def _parts_of(model: Any, mesh: int) -> Iterator[tuple[str, int, int]]:
     """Names of arrays with the part [begin, end) that belongs to a mesh."""
     for (first, count), names in _OF_MESHES.items():
         if not hasattr(model, first):
-            continue  # a mujoco before 3.3 has no polygons
+            continue  # a mujoco before 3.3 has no polygons, nor what leads from vertices to them
         begin = int(getattr(model, first)[mesh])
-        for name in names:
+        for name in filter(partial(hasattr, model), names):
             yield name, begin, begin + int(getattr(model, count)[mesh])
     for first, count, part_first, part_count, name in _LISTS:
         if not hasattr(model, part_first):

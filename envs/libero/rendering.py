@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from embodied.errors import RendererUnavailableError, unknown_name
+from embodied.lib.memory import trim
 
 from ..shared.frustum import Frustum, corners
 from ..shared.machine import try_in_process
-from ..shared.memory import release, trim
+from ..shared.memory import release
 from .memory import release_drawn
 from .meshes import coarser
 from .uploads import leave_canvas, take_canvas

@@ -7,9 +7,10 @@ that one's when their turn comes: 0.14 ms of CPU time, once a chunk.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from .memory import function
 from .rendering import Pictures
@@ -24,14 +25,19 @@ class Shared:
 
     simulator: TaskSimulator
     users: WeakSet[EnvSlot] = field(default_factory=WeakSet)  # slots that were in its task, and may come back
-    inside: WeakSet[EnvSlot] = field(default_factory=WeakSet)  # slots that are in its task now
-    holders: WeakSet[EnvSlot] = field(default_factory=WeakSet)  # slot whose state it has; one, or none
+    holder: Callable[[], EnvSlot | None] = lambda: None  # a weak reference to the slot whose state it has
 
     def turn_to(self, slot: EnvSlot) -> None:
         """Puts away the state of the slot whose turn it was. That of the next is then to be set."""
-        for holder in self.holders - WeakSet([slot]):
+        holder = self.holder()
+        if holder is not None and holder is not slot:
             holder.suspended = self.simulator.suspend(holder.suspended)
-        self.holders = WeakSet([slot])
+        self.holder = ref(slot)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no slot is in its task now."""
+        return all(slot.shared is not self for slot in self.users)
 
 
 class Simulators:
@@ -55,7 +61,7 @@ class Simulators:
     def _make_room(self, limit: int) -> None:
         """Closes simulators until another may be built; none that a slot is in, for which it would be built again at
         that slot's next turn."""
-        idle = [key for key, shared in self._shared.items() if not shared.inside]
+        idle = [key for key, shared in self._shared.items() if shared.is_idle]
         for key in idle[: max(0, len(self._shared) + 1 - limit)]:
             self._shared.pop(key).simulator.close()
             self._evicts = True
@@ -80,24 +86,23 @@ class EnvSlot:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._shared: Shared | None = None
+        self.shared: Shared | None = None  # the simulator of the task that it is in
         self.suspended: Suspended | None = None  # the slot's state while another has its simulator
 
     def enter(self, bddl_file: str, pictures: Pictures) -> TaskSimulator:
         """Goes to a task. The simulator may hold another slot's state: set this slot's at once."""
         self._leave()
         alone = self if function("mj_copyData") is None else None
-        self._shared = _OF_PROCESS.take(self, (bddl_file, pictures, alone), self._limit)
-        self._shared.inside.add(self)
-        self._shared.turn_to(self)
-        return self._shared.simulator
+        self.shared = _OF_PROCESS.take(self, (bddl_file, pictures, alone), self._limit)
+        self.shared.turn_to(self)
+        return self.shared.simulator
 
     @property
     def simulator(self) -> TaskSimulator:
         """The simulator with this slot's state. Another slot's turn may come before the next use: ask again."""
-        shared = self._shared
+        shared = self.shared
         assert shared is not None, "reset() comes first"
-        if self not in shared.holders:
+        if shared.holder() is not self:
             assert self.suspended is not None
             shared.turn_to(self)
             shared.simulator.resume(self.suspended)
@@ -108,10 +113,9 @@ class EnvSlot:
         return _Scene(self)
 
     def _leave(self) -> None:
-        if self._shared is not None:
-            self._shared.inside.discard(self)
-            self._shared.holders.discard(self)
-        self._shared = self.suspended = None
+        if self.shared is not None and self.shared.holder() is self:
+            self.shared.holder = lambda: None
+        self.shared = self.suspended = None
 
     def close(self) -> None:
         self._leave()

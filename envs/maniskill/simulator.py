@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from embodied.errors import ConfigError, SpecMismatchError, unknown_name
+from embodied.lib.memory import trim
 from embodied.types import StepResult
 
-from ..shared.memory import trim
 from .build import make_env
 from .cameras import Cameras
 from .controller import cache_ee_pose

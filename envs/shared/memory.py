@@ -9,13 +9,6 @@ import sys
 import numpy as np
 
 
-def trim() -> None:
-    """Gives the heap's free pages back. Costs milliseconds; does nothing where the C library is not glibc."""
-    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if malloc_trim is not None:
-        malloc_trim(ctypes.c_size_t(0))
-
-
 def release(array: np.ndarray) -> None:
     """Gives the whole memory pages of an array back; its content is lost and reads as zero."""
     if sys.platform != "linux":

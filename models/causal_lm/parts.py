@@ -12,7 +12,8 @@ from torch import nn
 
 from embodied.protocols import Team
 
-from ..shared.files import FORMATS
+from ..shared.precision import number_format
+from ..shared.trained import not_training
 from .network.trunk import Trunk
 from .network.value_head import ValueHead
 from .network.vision import Vision
@@ -48,18 +49,9 @@ class Parts:
     @contextmanager
     def acting(self) -> Iterator[None]:
         """Compute without dropout and recomputation, in the number format of the settings, inside the block."""
-        modules = self.now.training_modules
-        modes = [module.training for module in modules]
-        for module in modules:
-            module.training = False
-        try:
-            with self.number_format():
-                yield
-        finally:
-            for module, mode in zip(modules, modes, strict=True):
-                module.training = mode
+        with not_training(self.now.training_modules), self.number_format():
+            yield
 
     def number_format(self) -> torch.autocast:
         """Compute in the number format of the settings inside the block."""
-        dtype = FORMATS[self.settings.precision]
-        return torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32)
+        return number_format(self.device, self.settings.precision)

@@ -21,6 +21,7 @@ from embodied.protocols import EngineFacts, EngineText, Examples, Exported, Team
 from embodied.types import ArraySpec, Decision, Elements, EnvSpec, Evaluation, Noise, PolicySpec, Sampling, TextAction
 
 from ..shared.quantized import numbers_of
+from ..shared.trained import training_modules
 from . import serving
 from .decoding.lane_decoding import LaneDecoding
 from .evaluating import evaluate
@@ -248,9 +249,7 @@ class CausalLMPolicy(nn.Module):
 
     def find_training_modules(self) -> None:
         """List the modules that behave differently in training: dropout and recomputed layers."""
-        self.parts.now.training_modules = [
-            m for m in self.modules() if isinstance(m, nn.Dropout) or getattr(m, "gradient_checkpointing", False)
-        ]
+        self.parts.now.training_modules = training_modules(self)
 
     def save(self, folder: Path) -> None:
         """Write a Hugging Face folder that ``model_path`` takes: adapters merged in float32, original tensor names."""

@@ -16,8 +16,8 @@ from torch import Tensor
 from embodied.types import EnvSpec
 
 from ..shared.compiled import CompiledBlocks, bucket, filled
-from ..shared.files import FORMATS
 from ..shared.offload import activations_on_host
+from ..shared.precision import number_format
 from .network.model import Inputs, OpenVLAOFT, ReadOut
 from .network.value_head import ValueHead
 from .settings import Settings
@@ -79,8 +79,7 @@ class Parts:
 
     def number_format(self) -> torch.autocast:
         """Compute in the number format of the settings inside the block."""
-        dtype = FORMATS[self.settings.precision]
-        return torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32)
+        return number_format(self.device, self.settings.precision)
 
     def _saving(self) -> AbstractContextManager[Any]:
         """Context that decides where activations wait for the backward pass."""

@@ -6,8 +6,7 @@ Shapes: B rows, n images, S state, T = K·A action tokens, V values.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from embodied.types import ArraySpec, Decision, Elements, EnvSpec, Evaluation, N
 
 from ..shared import sampling as drawing
 from ..shared.quantized import numbers_of
+from ..shared.trained import not_training, training_modules
 from .export import formats as exporting
 from .fit import check_fit
 from .network.config import N_BINS
@@ -138,7 +138,7 @@ class OpenVLAOFTPolicy(nn.Module):
             logp = drawing.log_probs(logits, sampling)
             return drawing.draw(logp, noise[:, position : position + logits.shape[1]], sampling)
 
-        with _acting(self._training_modules):
+        with not_training(self._training_modules):
             read, classes = self.parts.decode(self.inputs(obs), choose)
             value = self._value(read)
         logp = drawing.log_probs(read.logits, sampling)
@@ -182,7 +182,7 @@ class OpenVLAOFTPolicy(nn.Module):
         """See :meth:`embodied.protocols.Policy.probe`."""
         from .probe import look
 
-        with _acting(self._training_modules):
+        with not_training(self._training_modules):
             return look(self.parts, self.inputs(obs))
 
     def extra_state(self) -> Mapping[str, str]:
@@ -240,9 +240,7 @@ class OpenVLAOFTPolicy(nn.Module):
 
         Without the list :meth:`act` would search all modules at every call.
         """
-        self._training_modules = [
-            m for m in self.modules() if isinstance(m, nn.Dropout) or getattr(m, "gradient_checkpointing", False)
-        ]
+        self._training_modules = training_modules(self)
 
     def save(self, folder: Path) -> None:
         """Write a Hugging Face folder that ``model_path`` takes: adapters merged in float32, original tensor names."""
@@ -278,16 +276,3 @@ class OpenVLAOFTPolicy(nn.Module):
         if self.settings.policy_setup != "none":
             low[-1], high[-1] = 0.0, 1.0
         return Range(tuple(low), tuple(high), (True,) * len(low), self.statistics.normalization.kind)
-
-
-@contextmanager
-def _acting(modules: list[nn.Module]) -> Iterator[None]:
-    """Put ``modules`` in evaluation mode inside the block."""
-    modes = [module.training for module in modules]
-    for module in modules:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module, mode in zip(modules, modes, strict=True):
-            module.training = mode

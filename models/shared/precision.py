@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from .files import FORMATS
+
 
 def rounding_of(dtype: str, precision: str, of_run: str) -> str:
     """Returns what a folder of floating-point weights rounds (``Exported.rounding``).
@@ -17,6 +19,16 @@ def rounding_of(dtype: str, precision: str, of_run: str) -> str:
         of_run: in which the run computed.
     """
     return "none" if dtype == "fp32" and precision == of_run else "16 bits"
+
+
+def number_format(device: torch.device, precision: str) -> torch.autocast:
+    """Computes in a number format inside the block.
+
+    Args:
+        precision: one of :data:`.files.FORMATS`.
+    """
+    dtype = FORMATS[precision]
+    return torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:

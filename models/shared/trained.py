@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from peft import LoraConfig
@@ -103,3 +104,21 @@ def _check_matches(names: list[str], settings: Trains, own: str, hint: str) -> N
                 modules = {part for n in names for part in n.split(".")[:-1]}
                 reason = f"no parameter matches.{did_you_mean(pattern, modules)}"
                 raise bad(key, pattern, reason, f"correct or remove it{hint}")
+
+
+def training_modules(policy: nn.Module) -> list[nn.Module]:
+    """Lists the modules that behave differently in training: dropout and recomputed layers."""
+    return [m for m in policy.modules() if isinstance(m, nn.Dropout) or getattr(m, "gradient_checkpointing", False)]
+
+
+@contextmanager
+def not_training(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Puts ``modules`` in evaluation mode inside the block."""
+    modes = [module.training for module in modules]
+    for module in modules:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode

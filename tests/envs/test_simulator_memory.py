@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -52,6 +53,7 @@ BUILT = """
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from embodied.envs.libero import LiberoEnv, memory
 from embodied.types import Start
 
@@ -99,3 +101,15 @@ def test_a_build_leaves_the_model_and_little_else(built):
 def test_no_shadow_map_is_made_where_no_light_casts_shadows(built):
     assert not built["casts"]
     assert built["shadow"] == 0
+
+
+def test_a_mujoco_without_polygons_gives_back_what_it_has():
+    """As 3.2, whose meshes have vertices and triangles alone."""
+    model = SimpleNamespace(
+        nmesh=1, nplugin=0, nflex=0, sensor_type=np.zeros(0, int), geom_contype=np.zeros(1, int),
+        geom_conaffinity=np.zeros(1, int), pair_geom1=np.zeros(0, int), pair_geom2=np.zeros(0, int),
+        geom_dataid=np.zeros(1, int), mesh_vertadr=np.zeros(1, int), mesh_vertnum=np.full(1, 9000),
+        mesh_vert=np.ones((9000, 3), np.float32),
+    )  # fmt: skip
+    memory.release_drawn(model)
+    assert not model.mesh_vert[2000:7000].any()

@@ -14,8 +14,9 @@ import pytest
 from rig import open_rig, records
 
 from embodied.errors import WorkerDiedError, WorkerHungError
+from embodied.lib import child
 from embodied.runtime.plan import train_plan
-from embodied.runtime.pool import exit_status, fork_server, forking
+from embodied.runtime.pool import fork_server, forking
 from embodied.runtime.pool.fork_server import ForkServer
 
 PATIENCE = 60.0
@@ -64,7 +65,7 @@ def all_up(rig):
 
 
 def test_examples():
-    assert doctest.testmod(exit_status).failed == 0
+    assert doctest.testmod(child).failed == 0
 
 
 def test_workers_inherit_what_the_server_has_imported(tmp_path):

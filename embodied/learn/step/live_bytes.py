@@ -6,7 +6,6 @@ It sees what torch allocates for tensors on any device, also for tensors without
 
 from __future__ import annotations
 
-import ctypes
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -15,6 +14,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from embodied.lib.memory import trim
 
 
 class TooLargeError(Exception):
@@ -80,14 +81,14 @@ class LiveBytes(TorchDispatchMode):
 
 def resident() -> int:
     """Bytes of this process that are in memory, once the C library has given back what it only keeps."""
-    ctypes.CDLL(None).malloc_trim(0)
+    trim()
     with open("/proc/self/statm", encoding="utf-8") as file:
         return int(file.read().split()[1]) * 4096
 
 
 def reset_highest() -> None:
     """Forgets the highest value of this process's memory."""
-    ctypes.CDLL(None).malloc_trim(0)
+    trim()
     with suppress(OSError), open("/proc/self/clear_refs", "w", encoding="utf-8") as file:
         file.write("5")
 

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from embodied.errors import EngineError
-from embodied.lib.child import Child, how_it_ended
+from embodied.lib.child import Child, how_it_ended, tail
 from embodied.runtime.engine.child.wire import Message, Reader, pack
-from embodied.runtime.pool.exit_status import tail
 
 STACK_S = 0.2  # pause between asking a process that hangs for its stack and reading its log
 

@@ -25,8 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from embodied.errors import WorkerDiedError, WorkerError, WorkerHungError
-from embodied.lib.child import how_it_ended
-from embodied.runtime.pool.exit_status import tail
+from embodied.lib.child import how_it_ended, tail
 from embodied.runtime.pool.forking import MAX_FDS, MESSAGE_BYTES, Ended, Forked, Hello, Request, Serving
 from embodied.runtime.pool.placement import START, module_folders, worker_environment
 

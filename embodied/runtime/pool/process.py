@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from embodied.errors import WorkerDiedError, WorkerError, WorkerHungError
-from embodied.lib.child import how_it_ended
+from embodied.lib.child import how_it_ended, tail
 from embodied.runtime.channel import Channel, Command, Completion, Kind
 from embodied.runtime.messages import Notice, Outbox, Ready, WorkerSetup, receive, send
-from embodied.runtime.pool.exit_status import tail
 from embodied.runtime.pool.fork_server import ForkedProcess, ForkServer
 from embodied.runtime.pool.placement import START, cores_of, module_folders, numa_nodes, worker_environment
 from embodied.runtime.pool.safe_stop import Guardian, await_frozen

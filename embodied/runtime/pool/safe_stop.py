@@ -29,11 +29,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from embodied.errors import SafeStopError
-from embodied.lib.child import Child
+from embodied.lib.child import Child, tail
 from embodied.lib.targets import load_target
 from embodied.protocols import SafeStop
 from embodied.runtime.messages import receive, send
-from embodied.runtime.pool.exit_status import tail
 from embodied.runtime.pool.placement import START, module_folders
 
 
