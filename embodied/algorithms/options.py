@@ -22,7 +22,7 @@ def construct(kind: Any, label: str, key: str, keys: Mapping[str, Any], options:
         UnknownNameError: an option is no field.
         ConfigError: an option is lacking, or the dataclass refuses a value.
     """
-    known = [field.name for field in fields(kind)]
+    known = [field.name for field in fields(kind) if field.init]
     if unknown := [name for name in options if name not in known]:
         raise unknown_name(f"option of {label}", unknown[0], known or ["(none)"], key)
     values = {name: keys[name] for name in known if name in keys} | dict(options)

@@ -31,6 +31,10 @@ class SampleSource(Protocol):
         """Which actions of the samples ``chosen`` int64 [B] were taken: bool [B, K]."""
         ...
 
+    def actions(self, chosen: np.ndarray) -> np.ndarray:
+        """Actions of the samples ``chosen`` int64 [B], as :meth:`batch` has them, without reading an observation."""
+        ...
+
     def batch(self, chosen: np.ndarray) -> dict[str, np.ndarray]:
         """Observation fields and ``actions`` of the samples ``chosen`` int64 [B], as the env has them: [B, …]."""
         ...
@@ -80,6 +84,12 @@ class Samples:
         """Bool [B, K], True for the actions of each chunk that were taken."""
         return np.arange(self._chunk) < self._left[chosen][:, None]
 
+    def actions(self, chosen: np.ndarray) -> np.ndarray:
+        """Actions of the samples ``chosen`` int64 [B]: float32 [B, K, A] or int32 [B, K]."""
+        ahead = np.arange(self._chunk)
+        rows = [(self._episodes[self._owner[i]].actions, int(self._time[i])) for i in chosen]
+        return np.stack([actions[np.minimum(t + ahead, len(actions) - 1)] for actions, t in rows])
+
     def batch(self, chosen: np.ndarray) -> dict[str, np.ndarray]:
         """Samples at the indices ``chosen``, int64 [B].
 
@@ -88,14 +98,13 @@ class Samples:
             float32 [B, K, A] or int32 [B, K].
         """
         rows = [(self._episodes[self._owner[i]], int(self._time[i])) for i in chosen]
-        ahead = np.arange(self._chunk)
         names = [name for name in rows[0][0].fields if name != instructions.FIELD]
         fields = {name: np.stack([episode.fields[name][t] for episode, t in rows]) for name in names}
         seen = [episode.pictures(t) for episode, t in rows if episode.pictures is not None]
         return {
             **fields,
             **({"images": np.stack(seen)} if seen else {}),
-            "actions": np.stack([e.actions[np.minimum(t + ahead, len(e) - 1)] for e, t in rows]),
+            "actions": self.actions(chosen),
         }
 
     def instructions(self, chosen: np.ndarray) -> list[str]:

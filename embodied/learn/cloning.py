@@ -125,7 +125,7 @@ class Cloner(Stepping):
         if axis is None:
             return []
         room = self.policy.spec.elements.shape[axis]
-        lengths = self._imitation.encode(torch.from_numpy(self.samples.batch(some)["actions"]))["length"]
+        lengths = self._imitation.encode(torch.from_numpy(self.samples.actions(some)))["length"]
         if not (full := int((lengths >= room).sum())):
             return []
         return [
@@ -240,7 +240,7 @@ class Cloner(Stepping):
     def _optimizer_batch(self, samples: SampleSource, chosen: np.ndarray) -> OptimizerBatch:
         """Makes the optimizer batch of the samples ``chosen`` int64 [n], with masks and weights."""
         steps = torch.from_numpy(samples.mask(chosen).sum(axis=1))
-        counts = self._imitation.counts(steps, lambda: torch.from_numpy(samples.batch(chosen)["actions"]))
+        counts = self._imitation.counts(steps, lambda: torch.from_numpy(samples.actions(chosen)))
         made = demonstrated(counts, self._imitation.mask(counts))
         return replace(made, of_terms=(self._term.weights(made),))
 

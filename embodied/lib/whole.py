@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
+import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +26,8 @@ def write_whole(
         OSError: it cannot be written. What was there is intact, and nothing is left aside.
     """
     data = content.encode() if isinstance(content, str) else content
-    aside = path.with_name(f".{path.name}.{threading.get_native_id()}.part" if shared else f".{path.name}.part")
+    own = f"{os.getpid()}-{secrets.token_hex(4)}." if shared else ""  # machines that share a folder have equal pids
+    aside = path.with_name(f".{path.name}.{own}part")
     try:
         aside.unlink(missing_ok=True)  # of a process that was killed
         with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:

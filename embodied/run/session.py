@@ -87,7 +87,7 @@ def open_session(
             if answers is None
             else _in_place_of_a_policy(answers, processes, config.cluster.timeout_s)
         )
-        rank = place.path if folder is not None else folder_of_rank(place.path, processes.of("rollout"))
+        rank = folder_of_rank(place.path, processes.of("rollout"))
         yield Session(
             reporter, place, server, memory, model, partial(open_engine, config, processes, model, rank, console)
         )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from embodied import __version__
+from embodied.run.folder.launches import commit_of_checkout
 from embodied.selftest.measured import Measured, NotRun, figure
 from embodied.selftest.place import Place
 
@@ -38,7 +39,8 @@ def shows_gpu() -> bool:
 def of_command() -> dict[str, Any]:
     """Returns what needs no torch."""
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"), "embodied": __version__, "commit": commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "embodied": __version__, "commit": commit_of_checkout() or None,
         "python": platform.python_version(), "system": platform.platform(), "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
         "packages": packages(),
@@ -52,18 +54,6 @@ def packages() -> Mapping[str, str]:
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
-
-
-def commit() -> str | None:
-    """Returns the commit of the checkout from which this is run; None if it is run from no checkout."""
-    root = Path(__file__).parents[2]
-    if not (root / ".git").exists():
-        return None
-    with suppress(OSError, subprocess.SubprocessError):
-        asked = ["git", "-C", str(root), "rev-parse", "HEAD"]
-        done = subprocess.run(asked, capture_output=True, text=True, encoding="utf-8", timeout=10)
-        return done.stdout.strip() or None
-    return None
 
 
 def machine(place: Place) -> Iterator[Measured]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from embodied import sft, train
 from embodied.algorithms.kl import Coefficient
 from embodied.algorithms.metrics import sum_and_count
-from embodied.errors import ConfigError, UnknownNameError
+from embodied.errors import ConfigError, EmbodiedError, UnknownNameError
 from embodied.learn.step.objective import COMPUTED, Objective
 from embodied.learn.terms.conformance.records import make_case, usual_setup
 from embodied.learn.terms.term import Forward, Need, OptimizerBatch, Setup, Share
@@ -440,3 +440,20 @@ def test_supervised_training_takes_no_further_terms(capsys):
     options = ["env=fake", "model=fake", "data=demos", MINE + "Right", "--config-dir", str(HERE / "config")]
     assert sft.main(options) == 2
     assert "algorithm.terms has mine, and supervised training has one term" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("in_tmp_path")
+def test_a_term_of_the_reference_waits_while_the_value_head_warms_up():
+    keys = ["algorithm=ppo", "algorithm.kl_beta=0.1", "algorithm.critic_warmup_steps=1", "runner.max_epochs=1"]
+    assert train.main([*RUN, *keys, MINE + "OfTheReference"]) == 0
+
+
+@dataclass(frozen=True)
+class Remembers(Right):
+    gamma: float = field(init=False, default=0.0)  # a key of the algorithm, too
+
+
+def test_a_field_that_is_no_option_is_not_set():
+    assert objective({"m": block(Remembers)}).terms[-1].gamma == 0.0
+    with pytest.raises(EmbodiedError, match="gamma"):
+        objective({"m": block(Remembers) | {"gamma": 0.5}})

@@ -211,6 +211,17 @@ def test_many_who_write_the_same_leave_one_whole(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
+def test_processes_of_two_machines_with_equal_ids_leave_one_whole(tmp_path):
+    def slowly(file):
+        file.write(b"first")
+        write_whole(tmp_path / "file", "second", shared=True)
+        file.write(b" and whole")
+
+    write_whole(tmp_path / "file", slowly, shared=True)
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "first and whole"
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
 def test_a_file_system_that_cannot_sync_is_no_error_and_a_broken_disk_is(tmp_path, monkeypatch):
     def fails(number):
         def fsync(descriptor):

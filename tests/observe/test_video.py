@@ -1,5 +1,6 @@
 """Videos are decoded again: frames, size, codec, what is written on them, and what is left after failures."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -123,6 +124,18 @@ def test_an_encoder_that_fails_is_said_and_leaves_nothing(tmp_path, monkeypatch)
 
     with pytest.raises(RunFolderError, match=r"cannot write the video .*e\.mp4"):
         record()
+    assert files(tmp_path) == []
+
+
+def test_a_disk_that_fails_at_the_end_is_said_and_leaves_nothing(tmp_path, monkeypatch):
+    def full(aside, path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(video, "settle", full)
+    writer = VideoWriter(tmp_path / "e.mp4", 20, "go")
+    writer.add(GREY, 1, 0.0, False)
+    with pytest.raises(RunFolderError, match=r"cannot write the video .*e\.mp4"):
+        writer.close()
     assert files(tmp_path) == []
 
 

@@ -197,16 +197,19 @@ def test_a_section_that_a_protocol_sets_is_all_the_protocols(tmp_path):
 
 
 def test_secrets_are_not_shown(tmp_path):
-    resolved = {"data": {"options": {"api_key": "abcd1234", "url": "https://me:pw@host/x", "header": "abcd1234"}}}
+    resolved = {"data": {"options": {"api_key": "abcd1234", "url": "https://me:pw@host/x", "header": "abcd1234",
+                                     "again": "abcd1234", "loop": 3}}}  # fmt: skip
     of = {
         "data.options.api_key": Origin("command line", "data.options.api_key=(hidden)"),
         "data.options.url": Origin("file", "x.yaml, line 1"),
         "data.options.header": Origin("file", "x.yaml, line 2: ${data.options.api_key}", ("data.options.api_key",)),
+        "data.options.again": Origin("file", "x.yaml, line 3: ${data.options.header}", ("data.options.header",)),
+        "data.options.loop": Origin("derived", "", ("data.options.loop",)),
     }
     text = "\n".join(Origins(of, {}).lines(resolved))
     assert "abcd1234" not in text
     assert "me:pw" not in text
-    assert text.count("(hidden)") == 5
+    assert text.count("(hidden)") == 6
     Origins(of, {}).write(tmp_path)
     assert read(tmp_path) == Origins(of, {})
     composed = compose(
@@ -248,9 +251,24 @@ def test_a_folder_that_is_none_of_a_run(content, tmp_path):
     assert "runner.seed" not in str(error.value)
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"of": {}}', '{"of": {"a": 1}, "left_out": {}}'])
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", '{"of": {}}', '{"of": {"a": 1}, "left_out": {}}',
+     '{"of": {"runner.seed": {"kind": "sweep", "text": "", "keys": []}}, "left_out": {}}',
+     '{"of": {"runner.seed": {"kind": "derived", "text": "", "keys": [1]}}, "left_out": {}}'],
+)  # fmt: skip
 def test_origins_that_cannot_be_read_are_none(content, tmp_path):
     (tmp_path / FILE).write_text(content, encoding="utf-8")
     (tmp_path / "config.yaml").write_text("runner: {seed: 3}\n", encoding="utf-8")
     assert read(tmp_path) is None
     assert of_run("runner.seed", tmp_path)[0] == "runner.seed: 3  # not the default, which is 1234"
+
+
+@pytest.mark.parametrize("form", ["{folder}", "file://{folder}"])
+def test_files_of_a_search_path_of_hydra_s_are_named(form, tmp_path):
+    (tmp_path / "experiment").mkdir()
+    text = "# @package _global_\nrunner: {max_epochs: 7}\n"
+    (tmp_path / "experiment" / "mine.yaml").write_text(text, encoding="utf-8")
+    searched = f"hydra.searchpath=['{form.format(folder=tmp_path)}']"
+    composed = compose(["env=fake", "model=fake", "experiment=mine", searched], "train", [str(TESTS / "config")])
+    assert "mine.yaml, line 2" in trace(composed.resolved, composed.trail).describe("runner.max_epochs")

@@ -190,10 +190,14 @@ class TextSamples:
     def batch(self, chosen: np.ndarray) -> dict[str, np.ndarray]:
         """``actions`` uint8 [B, 1, L] of the samples ``chosen`` int64 [B]; ``pictures`` uint8 [B, M, S, S, 3] if an
         observation has some."""
+        return {"actions": self.actions(chosen), **self._shown(chosen)}
+
+    def actions(self, chosen: np.ndarray) -> np.ndarray:
+        """Answers of the samples ``chosen`` int64 [B] as UTF-8, uint8 [B, 1, L]."""
         actions = np.zeros((len(chosen), 1, self._max_bytes), np.uint8)
         for row, index in zip(actions, chosen, strict=True):
             instructions.write(self._written[index].response, row[0])
-        return {"actions": actions, **self._shown(chosen)}
+        return actions
 
     def _shown(self, chosen: np.ndarray) -> dict[str, np.ndarray]:
         if self._pictures is None:

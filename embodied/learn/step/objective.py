@@ -111,12 +111,15 @@ class Objective:
 
         Args:
             batch: of the m records.
-            reference: what the reference says of the same records; None if no term needs it.
+            reference: what the reference says of the same records; None if no term needs it, or while the value head
+                warms up: a term that needs it then has no share.
             untrained: the weights are still those that acted.
         """
         new, old = self._logprobs(result, records, batch.counts)
         seen = Forward(batch, records, result, reference, new, old, untrained)
-        return [term.share(seen, own) for term, own in zip(self.terms, batch.of_terms, strict=True)]
+        pairs = zip(self.terms, batch.of_terms, strict=True)
+        absent = {Need.REFERENCE} if reference is None else set()
+        return [Share(None) if term.needs & absent else term.share(seen, own) for term, own in pairs]
 
     def total(self, shares: Sequence[Share], value_only: bool = False) -> Tensor:
         """Returns the loss that is minimised, [].

@@ -90,8 +90,7 @@ class KlTerm:
         return torch.ones(len(batch), dtype=torch.bool)
 
     def share(self, seen: Forward, weights: Tensor) -> Share:
-        if seen.reference is None:
-            return Share(None)
+        assert seen.reference is not None, "it is in needs"
         kl = self._kl(seen.new, seen.result, seen.reference, seen.batch.counts)
         if self._options.unbiased_kl_estimate:
             kl = unbiased(kl, seen.new, seen.old)

@@ -27,11 +27,10 @@ def rows_of(terms: Mapping[str, Term]) -> list[Metric]:
     Raises:
         ConfigError: a metric has no row, or two rows, or two terms measure it.
     """
-    rows: dict[str, Metric] = {}
+    rows: list[Metric] = []
     owners: dict[str, str] = {}
     for owner, term in terms.items():
-        for row in term.metrics:
-            name = row.name if isinstance(row, Metric) else row
+        for row, name in zip(term.metrics, names_of(term), strict=True):
             _check_row(owner, row)
             if name in owners:
                 raise ConfigError(
@@ -40,8 +39,8 @@ def rows_of(terms: Mapping[str, Term]) -> list[Metric]:
                 )
             owners[name] = owner
             if isinstance(row, Metric):
-                rows[name] = row
-    return list(rows.values())
+                rows.append(row)
+    return rows
 
 
 def _check_row(owner: str, row: str | Metric) -> None:

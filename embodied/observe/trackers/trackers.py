@@ -230,7 +230,7 @@ def _write_rows(folder: Path, rows: Sequence[names.Metric]) -> None:
     text = json.dumps({row.name: row.text for row in rows}, indent=1, ensure_ascii=False)
     with _writing(folder / ROWS):
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / ROWS).write_text(text + "\n", encoding="utf-8")
+        write_whole(folder / ROWS, text + "\n")
 
 
 def _maker(name: str) -> Maker | None:

@@ -121,7 +121,8 @@ class VideoWriter:
         if not is_whole(self._aside):
             self.abort()
             raise self._failed("ffmpeg left it unfinished")
-        settle(self._aside, self._path)
+        with self._guard():
+            settle(self._aside, self._path)
 
     def abort(self) -> None:
         """Delete the recording."""

@@ -52,13 +52,13 @@ def open_folder(composed: Composed, processes: Group) -> Iterator[RunFolder]:
         folder = RunFolder(path, None)
     else:
         folder = RunFolder.look(path, resolved) if runner.dry_run else RunFolder.open(path, resolved)
-        if not runner.dry_run:
+    with closing(folder):
+        if processes.is_main and not runner.dry_run:
             launches.record(path, composed.command, processes.size)
             if (record := composed.record) is not None:
                 record.write(path)
             if (origins := composed.origins) is not None:
                 origins.write(path)
-    with closing(folder):
         yield folder
 
 

@@ -45,7 +45,7 @@ def versions() -> dict[str, str]:
 @cache
 def _versions() -> dict[str, str]:
     found = {"embodied": embodied.__version__}
-    if commit := _commit():
+    if commit := commit_of_checkout():
         found["commit of the checkout"] = commit
     found |= {"python": platform.python_version(), "system": f"{platform.system()} {platform.release()}"}
     for name in PACKAGES:
@@ -54,10 +54,9 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _commit() -> str:
-    """Returns the commit of the checkout that this file is part of, with ``-dirty`` if files differ; empty if there is
-    none."""
-    root = Path(__file__).parents[2]
+def commit_of_checkout() -> str:
+    """Returns the commit of the checkout that has this package, with ``-dirty`` if files differ; empty if none has."""
+    root = Path(embodied.__file__).resolve().parents[1]
     if not (root / ".git").exists():
         return ""
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]

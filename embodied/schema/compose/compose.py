@@ -85,7 +85,7 @@ def _composed(
     trail.expanded = [readable(override) for override in expand(overrides, config_name, config_dirs)]
     raw = compose_files(trail.expanded, config_name, config_dirs)
     hydra = raw.pop("hydra")
-    trail.choices = hydra["runtime"]["choices"]
+    trail.choices, trail.sources = hydra["runtime"]["choices"], hydra["runtime"]["config_sources"]
     _take_protocol(raw, trail)
     written = record(hydra, raw, overrides)
     _check_sections(raw)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-import embodied.config
 from embodied.errors import ConfigError
 from embodied.schema.compose.of_hydra import SEARCH
 from embodied.schema.compose.short_forms import quoted
@@ -74,18 +73,28 @@ def compose_files(overrides: list[str], config_name: str, config_dirs: Sequence[
     return {**OmegaConf.to_container(config, resolve=False), "hydra": hydra}  # type: ignore[dict-item]
 
 
-def files_in_order(overrides: list[str], config_name: str, config_dirs: Sequence[str]) -> Iterator[tuple[Path, str]]:
-    """Yields the files that :func:`compose_files` merges, in its order, each with the section of its keys."""
+def files_in_order(
+    overrides: list[str], config_name: str, config_dirs: Sequence[str], sources: Sequence[Mapping[str, str]]
+) -> Iterator[tuple[Path, str]]:  # fmt: skip
+    """Yields the files that :func:`compose_files` merges, in its order, each with the section of its keys.
+
+    Args:
+        sources: ``runtime.config_sources`` of hydra, where it has looked.
+    """
     with _hydra():
         loader = GlobalHydra.instance().config_loader()
         chosen = loader.compute_defaults_list(config_name, _with_search_path(overrides, config_dirs), RunMode.RUN)
-    searched = filter(_is_search_path, overrides)
-    named = [word for override in searched for word in re.findall(r"file://([^,'\"\]]+)", override)]
-    roots = [Path(root) for root in (*embodied.config.__path__, *named, *config_dirs)]
+    roots = [root for source in sources if source["provider"] != "hydra" for root in _folders(source)]
     for choice in chosen.defaults:
         files = (root / f"{choice.config_path}.yaml" for root in roots)
         if (file := next((file for file in files if file.is_file()), None)) is not None:
             yield file, choice.package or ""
+
+
+def _folders(source: Mapping[str, str]) -> list[Path]:
+    if source["schema"] == "pkg":
+        return [Path(folder) for folder in import_module(source["path"]).__path__]
+    return [Path(source["path"])] if source["schema"] == "file" else []
 
 
 @contextmanager

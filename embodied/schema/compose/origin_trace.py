@@ -86,7 +86,7 @@ def _settings(trail: Trail) -> dict[str, Origin]:
 def _of_files(overrides: list[str], config_name: str, trail: Trail) -> dict[str, Origin]:
     """Returns the file and line that set each key last."""
     settings: dict[str, Origin] = {}
-    for file, package in files_in_order(overrides, config_name, trail.config_dirs):
+    for file, package in files_in_order(overrides, config_name, trail.config_dirs, trail.sources):
         root = yaml.compose(file.read_text(encoding="utf-8"), Loader=_LOADER)
         for key, node in _nodes(root, package):
             text = node.value if isinstance(node, ScalarNode) and "${" in node.value else None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from embodied.lib import hidden
+from embodied.lib.whole import write_whole
 from embodied.schema.keys.paths import at, leaves
 from embodied.schema.others.hub_cache import PATH
 from embodied.schema.others.tables import find, joined
@@ -58,6 +59,7 @@ class Trail:
     overrides: tuple[str, ...]
     expanded: list[str] = field(default_factory=list)  # the same in hydra's own grammar
     choices: Mapping[str, str] = field(default_factory=dict)  # group → its file
+    sources: Sequence[Mapping[str, str]] = ()  # folders and packages in which hydra has looked for files
     protocol: list[str] | None = None  # overrides by which the protocol was read apart from the rest
     steps: dict[str, Origin] = field(default_factory=dict)  # origins of values that composition itself sets
     left_out: dict[str, str] = field(default_factory=dict)  # key → why it is not in the configuration as it was set
@@ -125,8 +127,15 @@ class Origins:
             yield from ((name, element) for name, element in zip(names, value, strict=True) if name in self.of)
 
     def _shown(self, key: str, value: Any) -> str:
-        secret = value not in (None, "", False) and any(map(hidden.is_secret, self._origin(key).keys))
+        secret = value not in (None, "", False) and self._is_of_secret(key, set())
         return json.dumps(hidden.HIDDEN if secret else hidden.in_value(key, value), ensure_ascii=False)
+
+    def _is_of_secret(self, key: str, seen: set[str]) -> bool:
+        """Whether a value, or one that it is made of in whatever many steps, is a secret."""
+        if hidden.is_secret(key) or key in seen:
+            return hidden.is_secret(key)
+        seen.add(key)
+        return any(self._is_of_secret(source, seen) for source in self._origin(key).keys)
 
     def begun_with(self, checkpoint: Path) -> Origins:
         """Returns the same for a run that begins with a checkpoint of a run before it."""
@@ -134,9 +143,7 @@ class Origins:
 
     def write(self, run: Path) -> None:
         """Writes the origins into the folder of a run, in place of those of an earlier start."""
-        aside = run / f".{FILE}.part"
-        aside.write_text(json.dumps(asdict(self), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
-        aside.rename(run / FILE)
+        write_whole(run / FILE, json.dumps(asdict(self), ensure_ascii=False, indent=1) + "\n")
 
 
 def read(run: Path) -> Origins | None:
@@ -144,6 +151,7 @@ def read(run: Path) -> Origins | None:
     try:
         plain = json.loads((run / FILE).read_text(encoding="utf-8"))
         of = {key: Origin(saved["kind"], saved["text"], tuple(saved["keys"])) for key, saved in plain["of"].items()}
-        return Origins(of, dict(plain["left_out"]))
+        known = all(one.kind in _WORDS and all(isinstance(key, str) for key in one.keys) for one in of.values())
+        return Origins(of, dict(plain["left_out"])) if known else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

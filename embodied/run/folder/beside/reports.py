@@ -16,6 +16,7 @@ from pathlib import Path
 
 from embodied.observe.terminal.console import Console
 from embodied.run.folder.beside.beside import Beside
+from embodied.run.folder.beside.waiting import wait_for
 from embodied.runtime.signals import StopSignal
 
 FILE = "report.html"
@@ -27,7 +28,6 @@ NEEDED = {"vl-convert-python": "vl_convert", "jinja2": "jinja2"}
 
 END_S = 120.0  # the first report of a machine bundles the charting library
 STOPPED_S = 5.0  # the same after a stop signal, if so much time is granted
-LOOK_S = 0.05  # pause between two looks at whether it is ready, or a stop signal has come
 
 
 class Reports:
@@ -70,7 +70,8 @@ class Reports:
             assert self._process is not None
             self._process.kill()
             with suppress(OSError):
-                (self._folder / f".{FILE}.{self._process.pid}.part").unlink(missing_ok=True)
+                for left in self._folder.glob(f".{FILE}.{self._process.pid}-*.part"):
+                    left.unlink(missing_ok=True)
         self._process = None
 
     def _begin(self, behind: bool) -> None:
@@ -99,13 +100,6 @@ class Reports:
     def _wait(self, stop: StopSignal) -> None:
         """Waits for the report that is being written; after a stop signal only as long as may be."""
         began = time.monotonic()
-        limit = END_S
-        while self._running():
-            waited = time.monotonic() - began
-            if stop.wanted:
-                limit = min(limit, waited + STOPPED_S) if limit == END_S else limit
-            if waited >= limit or not stop.grants(0.0):
-                self._console.say(f"the report is not ready after {waited:.3g} s and is left as it was: "
-                                  f"python -m embodied.tools.report {self._folder} writes it")  # fmt: skip
-                return
-            time.sleep(LOOK_S)
+        if not wait_for(lambda: not self._running(), stop, STOPPED_S, END_S):
+            self._console.say(f"the report is not ready after {time.monotonic() - began:.3g} s and is left as it was: "
+                              f"python -m embodied.tools.report {self._folder} writes it")  # fmt: skip

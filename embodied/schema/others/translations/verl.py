@@ -10,7 +10,6 @@ from embodied.schema.others.translation import Lookup, Rule, Translation, Unknow
 from embodied.schema.others.values import translated
 
 ACTOR = "actor_rollout_ref.actor."
-LOSS = ACTOR + "policy_loss.loss_mode"
 ROBOT = ("data.task_suite_name", "actor_rollout_ref.model.vla")
 """Keys that SimpleVLA-RL has and verl has not."""
 GRPO = ("grpo", "grpo_vectorized")
