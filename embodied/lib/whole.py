@@ -7,6 +7,7 @@ import os
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
+from glob import escape
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,7 +27,7 @@ def write_whole(
         OSError: it cannot be written. What was there is intact, and nothing is left aside.
     """
     data = content.encode() if isinstance(content, str) else content
-    own = f"{os.getpid()}-{secrets.token_hex(4)}." if shared else ""  # machines that share a folder have equal pids
+    own = f"{os.getpid()}-{secrets.token_hex(4)}." if shared else ""  # machines that share a folder have equal ids
     aside = path.with_name(f".{path.name}.{own}part")
     try:
         aside.unlink(missing_ok=True)  # of a process that was killed
@@ -40,6 +41,11 @@ def write_whole(
         with suppress(OSError):  # the folder itself may be none
             aside.unlink(missing_ok=True)
         raise
+
+
+def left_aside(path: Path, process: int) -> list[Path]:
+    """Returns what a process has left of a file that it writes ``shared``: it was killed, or is still writing."""
+    return list(path.parent.glob(f".{escape(path.name)}.{process}-*.part"))
 
 
 def settle(aside: Path, path: Path) -> None:

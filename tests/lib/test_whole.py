@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from embodied.lib import whole
-from embodied.lib.whole import settle, sync_folder, write_whole
+from embodied.lib.whole import left_aside, settle, sync_folder, write_whole
 
 STEPS = ("write", "fsync", "replace", "fsync again", "done")
 KILLED = """
@@ -220,6 +220,21 @@ def test_processes_of_two_machines_with_equal_ids_leave_one_whole(tmp_path):
     write_whole(tmp_path / "file", slowly, shared=True)
     assert (tmp_path / "file").read_text(encoding="utf-8") == "first and whole"
     assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+def test_what_a_process_left_aside_is_its_own(tmp_path):
+    path, seen = tmp_path / "a[1].html", []
+
+    def half(file):
+        (tmp_path / f".a[1].html.{os.getpid()}0-0a1b2c3d.part").touch()  # of another process
+        seen.extend(left_aside(path, os.getpid()))
+        raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        write_whole(path, half, shared=True)
+    (left,) = seen
+    assert left.parent == tmp_path
+    assert left_aside(path, os.getpid()) == []
 
 
 def test_a_file_system_that_cannot_sync_is_no_error_and_a_broken_disk_is(tmp_path, monkeypatch):

@@ -109,7 +109,7 @@ def test_evaluations_and_the_end_refresh_it_and_its_failure_stops_nothing(
 
 
 def test_a_report_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = "sleep 60 & echo $! >> pids; echo $$ >> pids; touch $1/.report.html.$$.part; wait"
+    script = "sleep 60 & echo $! >> pids; echo $$ >> pids; touch $1/.report.html.$$-0a1b2c3d.part; wait"
     standing_in(script, monkeypatch)
     monkeypatch.setattr(reports, "END_S", 0.5)
     Path("runs/run").mkdir(parents=True)

@@ -14,6 +14,7 @@ from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
+from embodied.lib.whole import left_aside
 from embodied.observe.terminal.console import Console
 from embodied.run.folder.beside.beside import Beside
 from embodied.run.folder.beside.waiting import wait_for
@@ -70,7 +71,7 @@ class Reports:
             assert self._process is not None
             self._process.kill()
             with suppress(OSError):
-                for left in self._folder.glob(f".{FILE}.{self._process.pid}-*.part"):
+                for left in left_aside(self._folder / FILE, self._process.pid):
                     left.unlink(missing_ok=True)
         self._process = None
 
