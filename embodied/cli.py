@@ -5,6 +5,8 @@ Imports nothing heavy, so that ``embodied --help`` and completion answer at once
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import select
 import signal
@@ -57,6 +59,7 @@ def piped(main: Callable[[], int]) -> int:
     """Runs a command; returns its exit status. Its output may be closed, full or of any encoding. Who reads it may end
     early, as ``head`` does; then the status is that of a process that SIGPIPE ended."""
     streams.for_person()
+    atexit.register(gc.disable)  # else the interpreter looks through all that is left before it ends, for 0.04 s
     try:
         try:
             return main()

@@ -25,6 +25,7 @@ from embodied.errors import ConfigError, EmbodiedError, printed
 from embodied.observe.terminal.console import Console, make_console
 from embodied.parallel.group import Group
 from embodied.protocols import Batched
+from embodied.run.arguments import parse_argv
 from embodied.run.build.given import ConfiguredEnv, Sides
 from embodied.run.build.pools import pool_config
 from embodied.run.build.preflight import check
@@ -33,7 +34,6 @@ from embodied.runtime.memory import proportional_memory
 from embodied.runtime.pool.pool import Pool
 from embodied.runtime.slab import Slab, available_memory, info_fields, runtime_fields
 from embodied.schema import Config
-from embodied.schema.compose.arguments import parse_argv
 from embodied.schema.compose.compose import compose
 from embodied.tools.library.sizes import EnvCost, Machine, Proposal, call_s, filled_up, propose
 

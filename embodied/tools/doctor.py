@@ -19,7 +19,7 @@ from embodied.doctor.report import as_json, show
 from embodied.doctor.running import Check, run_all
 from embodied.errors import ConfigError, EmbodiedError, printed
 from embodied.observe.terminal.console import NullConsole, make_console
-from embodied.schema.compose.arguments import parse_argv
+from embodied.run.arguments import parse_argv
 from embodied.schema.compose.compose import Composed, compose_unchecked
 
 GPU_LIMIT_S = 120.0  # importing torch, starting CUDA, and the time that GPUs have to meet (devices.PEERS_S)

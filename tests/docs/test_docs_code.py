@@ -19,7 +19,7 @@ import yaml
 from embodied import cli
 from embodied.errors import EmbodiedError, did_you_mean
 from embodied.observe.metrics import METRICS
-from embodied.schema.compose.arguments import parse_argv
+from embodied.run.arguments import parse_argv
 from embodied.schema.compose.compose import compose
 from embodied.schema.others import tables
 from embodied.schema.others.key_table import keys

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from embodied.errors import ConfigError
-from embodied.schema.compose.arguments import parse_argv
+from embodied.run.arguments import parse_argv
 from embodied.schema.compose.compose import GROUPS, as_yaml, compose, group_options
 
 HERE = str(Path(__file__).parents[1] / "config")
