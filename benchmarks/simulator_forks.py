@@ -1,15 +1,15 @@
 """Memory of LIBERO slots that are forks of a process that has built their tasks, and the time until they have acted.
 
-    python benchmarks/simulator_forks.py [--slots N] [--against ROOT] [--rounds N] [--others N]
+    python benchmarks/simulator_forks.py [--slots N] [--rounds N] [--others N]
 
 ``memory``: a pool of one-slot workers, really started; each goes through ``tasks`` tasks with a reset, a chunk of twelve
 random control steps and its pictures in each (256 pixels, two cameras). ``server`` is the process that forks them. MB
-are 2²⁰ bytes; ``private`` is what a process alone has written, ``pss`` counts a shared page once over all that have it.
+are 2²⁰ bytes; ``private`` is what a process alone has written, ``pss`` shares a page out among all that have it.
 ``digest`` is of all that the first slots wrote; it is compared with that of a spawned worker.
 
 ``start``: 16 slots in 4 workers, spread over the ten tasks of libero_object, until each has reset and acted once, from
-nothing; forked and spawned in turn, with ``--against`` spawned by other code too. ``others``: so many envs of LIBERO's
-own ``OffScreenRenderEnv``, in a plain process and in gymnasium's ``AsyncVectorEnv``.
+nothing; forked and spawned in turn. ``others``: so many envs of LIBERO's own ``OffScreenRenderEnv``, in a plain process
+and in gymnasium's ``AsyncVectorEnv``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ STARTED = {"suite": "libero_object", "tasks": 10, "slots": 16, "workers": 4}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slots", type=int, default=64, help="of the large rows; 0 = none")
-    parser.add_argument("--against", type=Path, help="a checkout of other code")
     parser.add_argument("--rounds", type=int, default=3, help="of the start")
     parser.add_argument("--others", type=int, default=0, help="envs of LIBERO's own in gymnasium's vector env")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -55,30 +54,30 @@ def main() -> None:
     many = [(*case, args.slots) for case in MANY] if args.slots else []
     for suite, tasks, slots in [*FEW, *many]:
         case = f"{suite}, {tasks} tasks, {slots} slots"
-        rows["memory"][case] = child(ROOT, measure="memory", suite=suite, tasks=tasks, slots=slots)
+        rows["memory"][case] = child(measure="memory", suite=suite, tasks=tasks, slots=slots)
         print(case, rows["memory"][case], flush=True)
         save("simulator_forks", rows)
-    rows["start"] = starts({"here": ROOT, **({"before": args.against.resolve()} if args.against else {})}, args.rounds)
+    rows["start"] = starts(args.rounds)
     if args.others:
-        rows["others"] = child(ROOT, measure="others", count=args.others)
+        rows["others"] = child(measure="others", count=args.others)
     print(save("simulator_forks", {**rows, "load_after": os.getloadavg()[0]}))
 
 
-def child(root: Path, **settings: Any) -> dict[str, Any]:
+def child(**settings: Any) -> dict[str, Any]:
     command = [sys.executable, "-W", "ignore", __file__, "--child", json.dumps(settings)]
-    environment = {**os.environ, "PYTHONPATH": str(root)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True, encoding="utf-8")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
 
-def starts(roots: dict[str, Path], rounds: int) -> dict[str, Any]:
+def starts(rounds: int) -> dict[str, Any]:
     """Wall and CPU seconds of each way to start, medians; the ways in turn."""
-    ways = [("forked", ROOT, True), *((f"spawned, {name}", root, False) for name, root in roots.items())]
-    taken: dict[str, list[dict[str, float]]] = {name: [] for name, _, _ in ways}
+    ways = {"forked": True, "spawned": False}
+    taken: dict[str, list[dict[str, float]]] = {name: [] for name in ways}
     for _ in range(rounds):
-        for name, root, forks in ways:
-            taken[name].append(child(root, measure="start", forks=forks, **STARTED))
+        for name, forks in ways.items():
+            taken[name].append(child(measure="start", forks=forks, **STARTED))
             print(name, taken[name][-1], os.getloadavg(), flush=True)
     medians = {name: {key: median(row[key] for row in of) for key in of[0]} for name, of in taken.items()}
     return {**medians, "rounds": taken}
