@@ -1,15 +1,16 @@
 """Memory of LIBERO slots that are forks of a process that has built their tasks, and the time until they have acted.
 
-    python benchmarks/simulator_forks.py [--slots N] [--rounds N] [--others N]
+    python benchmarks/simulator_forks.py [--slots N] [--rounds N] [--others N] [--episodes N] [--restarts N]
 
-``memory``: a pool of one-slot workers, really started; each goes through ``tasks`` tasks with a reset, a chunk of twelve
-random control steps and its pictures in each (256 pixels, two cameras). ``server`` is the process that forks them. MB
-are 2²⁰ bytes; ``private`` is what a process alone has written, ``pss`` shares a page out among all that have it.
-``digest`` is of all that the first slots wrote; it is compared with that of a spawned worker.
+``memory``: a pool of one-slot workers, really started; each goes through ``tasks`` tasks with a reset, a chunk of
+twelve random control steps and its pictures in each (256 pixels, two cameras). ``server`` is the process that forks
+them. MB are 2²⁰ bytes; ``private`` is what a process alone has written, ``pss`` divides a page among all that have it.
+``digest`` is of all that the first slot wrote; it is compared with that of a spawned worker.
 
 ``start``: 16 slots in 4 workers, spread over the ten tasks of libero_object, until each has reset and acted once, from
 nothing; forked and spawned in turn. ``others``: so many envs of LIBERO's own ``OffScreenRenderEnv``, in a plain process
-and in gymnasium's ``AsyncVectorEnv``.
+and in gymnasium's ``AsyncVectorEnv``. ``lasting``: PSS of eight slots in two workers, over ten tasks, after so many
+episodes (of one chunk, from different starts) and after so many workers were killed and replaced.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import argparse
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -44,6 +46,8 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=64, help="of the large rows; 0 = none")
     parser.add_argument("--rounds", type=int, default=3, help="of the start")
     parser.add_argument("--others", type=int, default=0, help="envs of LIBERO's own in gymnasium's vector env")
+    parser.add_argument("--episodes", type=int, default=0, help="of a long run")
+    parser.add_argument("--restarts", type=int, default=0, help="of its workers")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
@@ -60,6 +64,8 @@ def main() -> None:
     rows["start"] = starts(args.rounds)
     if args.others:
         rows["others"] = child(measure="others", count=args.others)
+    if args.episodes:
+        rows["lasting"] = child(measure="lasting", episodes=args.episodes, restarts=args.restarts)
     print(save("simulator_forks", {**rows, "load_after": os.getloadavg()[0]}))
 
 
@@ -90,7 +96,9 @@ class Player:
         forks: the workers are forks of a process that has built the tasks.
     """
 
-    def __init__(self, opened: ExitStack, suite: str, tasks: int, slots: int, workers: int, forks: bool) -> None:
+    def __init__(
+        self, opened: ExitStack, suite: str, tasks: int, slots: int, workers: int, forks: bool, max_restarts: int = 0
+    ) -> None:
         from embodied.envs.libero import LiberoEnv
 
         from embodied.runtime.pool.fork_server import ForkServer
@@ -111,16 +119,28 @@ class Player:
         drawn = np.random.default_rng(0).uniform(-1, 1, (CHUNK, 7)).astype(np.float32)
         self.slab.arrays["actions"][:] = drawn
         limits = Deadlines(600, 600, 600)
-        config = PoolConfig(slots, workers, TARGET, kwargs, ShapedReward(), limits, folder, server=self.server)
+        config = PoolConfig(
+            slots,
+            workers,
+            TARGET,
+            kwargs,
+            ShapedReward(),
+            limits,
+            folder,
+            max_restarts=max_restarts,
+            server=self.server,
+        )
         self.pool = Pool(config, self.slab)
         opened.callback(self.pool.close)
 
-    def reset(self, tasks: list[int]) -> None:
-        """Sends each slot to a task."""
+    def reset(self, tasks: list[int], state: int = 0) -> None:
+        """Sends each slot to a task's initial state."""
         from embodied.runtime.channel import Command, Kind
 
         for slot, task in enumerate(tasks):
-            self.pool.send(Command(Kind.RESET, slot, next_row=2 * slot, task_id=task, init_state_id=0, max_steps=100))
+            self.pool.send(
+                Command(Kind.RESET, slot, next_row=2 * slot, task_id=task, init_state_id=state, max_steps=100)
+            )
         self._answers()
 
     def act(self) -> None:
@@ -129,6 +149,18 @@ class Player:
         for slot in range(self.slots):
             self.pool.send(Command(Kind.STEP, slot, row=2 * slot, next_row=2 * slot + 1))
         self._answers()
+
+    def replace(self, worker: int) -> None:
+        """Kills a worker, and waits until another serves in its place."""
+        killed = self.pool.pids[worker]
+        os.kill(killed, signal.SIGKILL)
+        while killed in self.pool.pids or len(self.pool.up) < self.slots:
+            self.pool.recv(1, 0.1)
+            time.sleep(0.005)
+
+    def pss(self) -> float:
+        assert self.server is not None
+        return round(sum(measured(pid)["pss"] for pid in (self.server.pid, *self.pool.pids)), 1)
 
     def _answers(self) -> None:
         answered = 0
@@ -172,6 +204,32 @@ def start(suite: str, tasks: int, slots: int, workers: int, forks: bool) -> dict
         used = cpu_seconds(descendants(os.getpid()))
         total = sum(measured(pid)["pss"] for pid in descendants(os.getpid())[1:])
     return {"wall_s": round(seconds, 2), "cpu_s": round(used, 2), "pss": round(total, 1)}
+
+
+def lasting(episodes: int, restarts: int) -> dict[str, Any]:
+    """MB of all processes while episodes come and go, and while workers are killed and replaced."""
+    row: dict[str, Any] = {"after_episodes": {}, "after_restarts": {}}
+    with ExitStack() as opened:
+        player = Player(opened, "libero_object", 10, slots=8, workers=2, forks=True, max_restarts=restarts)
+        for turn in range(episodes // player.slots):
+            begun = turn * player.slots
+            player.reset([(begun + slot) % 10 for slot in range(player.slots)], state=turn % 50)
+            player.act()
+            done = begun + player.slots
+            if done >= 100 and (done % 200 < player.slots or not row["after_episodes"]):
+                row["after_episodes"][done] = player.pss()
+        for number in range(restarts):
+            player.replace(number % 2)
+            if number % 10 == 0:
+                player.reset([(number + slot) % 10 for slot in range(player.slots)])
+                player.act()
+                if number % 50 == 0:
+                    row["after_restarts"][number] = player.pss()
+    for name in ("after_episodes", "after_restarts"):
+        if row[name]:
+            values = [*row[name].values()]
+            row[f"growth_{name}"] = round(max(values) / values[0] - 1, 4)
+    return row
 
 
 def others(count: int) -> dict[str, Any]:
