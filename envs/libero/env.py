@@ -154,8 +154,9 @@ class LiberoEnv:
         self.prepare()
 
     def builds(self) -> Iterator[tuple[str, Callable[[], object]]]:
-        """Offers to build the tasks that a worker keeps (:class:`embodied.protocols.BuildsAhead`), with their GL context
-        where Mesa draws in the process itself. That of a GPU's driver is lost in a fork: each worker makes its own.
+        """Offers to build the tasks that a worker keeps (:class:`embodied.protocols.BuildsAhead`). Where Mesa draws in
+        the process itself it draws, too; a fork loses the GL context of a GPU's driver, so there each worker makes its
+        own.
         """
         if not can_share():
             return

@@ -10,10 +10,11 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet, ref
 
-from .memory import function
+from .memory import explained, function
 from .rendering import Pictures
 from .simulator import Suspended, TaskSimulator
 
@@ -58,7 +59,8 @@ class Simulators:
         if key not in self._shared:
             self._make_room(limit)
             bddl_file, pictures, _ = key
-            self._shared[key] = Shared(TaskSimulator(bddl_file, pictures, keep_assets=self._evicts))
+            with explained(Path(bddl_file).stem):
+                self._shared[key] = Shared(TaskSimulator(bddl_file, pictures, keep_assets=self._evicts))
         self._shared.move_to_end(key)
         shared = self._shared[key]
         shared.users.add(slot)
@@ -74,7 +76,8 @@ class Simulators:
         key = (bddl_file, pictures, None)
         if key in self._shared:
             return
-        simulator = TaskSimulator(bddl_file, pictures, keep_assets)
+        with explained(Path(bddl_file).stem):
+            simulator = TaskSimulator(bddl_file, pictures, keep_assets)
         if draw:
             os.environ.setdefault(
                 "MESA_SHADER_CACHE_DISABLE", "true"

@@ -228,3 +228,8 @@ def test_a_closed_server_leaves_nothing(tmp_path):
         server.close()
         wait_until(lambda: not any(map(alive, pids)))
         rig.__exit__(None, None, None)
+
+
+def test_without_proc_nothing_is_made_before_the_fork(monkeypatch):
+    monkeypatch.setattr(before_fork.os.path, "isdir", lambda path: False)
+    assert before_fork.hazards() == "threads and devices cannot be seen without /proc"

@@ -105,6 +105,8 @@ def _error_of(act: Callable[[], object]) -> str:
 
 def hazards() -> str:
     """Returns what a fork of this process would break, such as threads and open devices; empty if nothing."""
+    if not os.path.isdir("/proc/self/task"):
+        return "threads and devices cannot be seen without /proc"
     seen = []
     threads = _threads()
     if threads:
