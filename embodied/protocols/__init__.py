@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from embodied.protocols.env import Batched as Batched
 from embodied.protocols.env import BatchEnv as BatchEnv
+from embodied.protocols.env import BuildsAhead as BuildsAhead
 from embodied.protocols.env import Env as Env
 from embodied.protocols.env import Expert as Expert
 from embodied.protocols.env import KnowsPrompts as KnowsPrompts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -204,6 +204,22 @@ class Preloads(Protocol):
 
         It must start no thread, open no device and make no GL context: a fork of those is broken. Threads and open
         devices are found, and the workers then import for themselves.
+        """
+        ...
+
+
+@runtime_checkable
+class BuildsAhead(Protocol):
+    """Simulators that workers inherit with ``env.start_method: forkserver``; an env may offer them beside
+    :class:`Preloads`."""
+
+    def builds(self) -> Iterator[tuple[str, Callable[[], object]]]:
+        """Called after ``preload()``, on an instance in the process that forks the workers. Yields what the run needs
+        there, as ``(name, act)``: ``act`` builds one simulator, which a later instance of a forked worker finds and
+        need not build.
+
+        One act after the other is called. One that raises is left to the workers, and the others go on. One that
+        leaves a thread or an open device is left to them with all that follow, as for :meth:`Preloads.preload`.
         """
         ...
 

@@ -34,7 +34,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
     config, sides, processes = checked.config, checked.sides, checked.processes
     runner, side = config.runner, checked.eval
     with ExitStack() as opened:
-        session = opened.enter_context(open_session(checked, console))
+        session = opened.enter_context(open_session(checked, console, played=[side]))
         reporter, folder, model = opened.enter_context(session.reporter), session.path, session.model
         simulators = session.simulators(config, sides, opened.enter_context(session.engine()))
         asked = greedy_and_sampled.evaluations(checked.composed)
@@ -75,7 +75,7 @@ def verify(checked: Checked, console: Console, stop: StopSignal) -> None:
     runner = config.runner
     assert runner.answers is not None
     given = partial(_answers, Path(runner.answers), side)
-    with open_session(checked, console, counts=False, stand_in=given) as session:
+    with open_session(checked, console, counts=False, stand_in=given, played=[side]) as session:
         answers, folder, reporter = cast(FileAnswers, session.model.policy), session.path, session.reporter
         evaluator = Evaluator(composed, side, session.simulators(config, sides), folder, reporter, answers=answers)
         numbers = sizes(config, sides, checked.processes, session.model.policy.spec)

@@ -190,7 +190,7 @@ def _by_rollout(
     side, config, processes = checked.eval, checked.config, checked.processes
     random = partial(RandomActions, side.spec, config.runner.seed) if choice.actor == "random" else None
     with ExitStack() as opened:
-        session = opened.enter_context(open_session(checked, console, folder=folder, stand_in=random))
+        session = opened.enter_context(open_session(checked, console, folder=folder, stand_in=random, played=[]))
         reporter, model = session.reporter, session.model
         if random is None and model.policy.spec.random_weights and config.runner.ckpt_path is None:
             console.say(UNTRAINED)

@@ -85,7 +85,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
     composed, sides, processes = checked.composed, checked.sides, checked.processes
     config = composed.config
     with ExitStack() as opened:
-        session = opened.enter_context(open_session(checked, console, counts=False))
+        session = opened.enter_context(open_session(checked, console, counts=False, played=[sides.eval]))
         engine, policy = opened.enter_context(session.engine()), session.model.policy
         numbers = sizes(config, sides, processes, policy.spec)
         lines = summary.of_evaluation(composed, sides.eval, processes, session.model, numbers, session.path)

@@ -5,7 +5,7 @@ reporter ─▶ folder ─▶ fork server ─▶ (a dry run: what memory it woul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,7 @@ from embodied.parallel.group import Group
 from embodied.parallel.sharding import Replicas
 from embodied.protocols import Policy
 from embodied.run.build.engine import open_engine
-from embodied.run.build.given import Checked, Sides
+from embodied.run.build.given import Checked, ConfiguredEnv, Sides
 from embodied.run.build.policy import Model, open_folder, open_model
 from embodied.run.build.shares import folder_of_rank
 from embodied.run.build.simulators import Simulators, open_fork_server
@@ -57,7 +57,7 @@ class Session:
 @contextmanager
 def open_session(
     checked: Checked, console: Console, counts: bool = True, folder: Path | None = None,
-    stand_in: Callable[[], object] | None = None,
+    stand_in: Callable[[], object] | None = None, played: Sequence[ConfiguredEnv] | None = None,
 ) -> Iterator[Session]:  # fmt: skip
     """Opens the resources of a run until the block ends.
 
@@ -65,6 +65,7 @@ def open_session(
         counts: a dry run counts memory.
         folder: of what is no run; None = the run's is opened.
         stand_in: makes what answers in the place of a policy; None = the policy is built.
+        played: the envs that workers may be forked for; None = both sides of the run.
 
     Raises:
         RunFolderError: the run's folder cannot be written, is in use, or holds a run of another configuration.
@@ -80,7 +81,8 @@ def open_session(
             open_folder(checked.composed, processes) if folder is None else closing(RunFolder(folder, None))
         )
         answers = None if stand_in is None else stand_in()
-        server = opened.enter_context(open_fork_server(config, sides, processes, place.path, console))
+        played = sides if played is None else played
+        server = opened.enter_context(open_fork_server(config, played, processes, place.path, console))
         memory = plan_dry_run(config, sides, processes, checked.demonstrations, console) if counts else None
         model = opened.enter_context(
             open_model(config, processes, sides, console, memory.policy if memory else None)

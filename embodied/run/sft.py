@@ -37,7 +37,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
     """
     config, sides, runner = checked.config, checked.sides, checked.config.runner
     with ExitStack() as opened:
-        session = opened.enter_context(open_session(checked, console))
+        session = opened.enter_context(open_session(checked, console, played=[checked.eval]))
         reporter, folder, model = session.reporter, session.path, session.model
         with console.progress("preparing the demonstrations", brief=True):
             cloner = make_cloner(config, checked.train, checked.demonstrations, model)

@@ -25,7 +25,7 @@ from embodied.parallel.group import Group
 from embodied.protocols import Expert, MistakenExpert
 from embodied.run import command
 from embodied.run.build.given import ConfiguredEnv
-from embodied.run.build.pools import pool_config
+from embodied.run.build.pools import forks, pool_config
 from embodied.run.build.shares import render_gpus_of
 from embodied.run.folder.folder import RunFolder
 from embodied.runtime.plan import states_of_training, train_plan
@@ -122,7 +122,7 @@ def _open_recorder(config: Config, side: ConfiguredEnv, logs: Path, console: Con
     processes, workers = Group(), _workers(config)  # it is one process
     job = ExpertJob(config.runner.seed, config.demos.noise_std, config.demos.mistakes)
     server = None
-    if config.env.start_method == "forkserver":
+    if forks(config.env, side.env):
         envs, gpus = [(side.config.target, side.kwargs)], render_gpus_of(config, processes)
         server = ForkServer(envs, logs, config.env.init_timeout_s, gpus, config.env.python, console.say)
         opened.callback(server.close)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,7 @@ from .files import (
 )
 from .process import prepare_process
 from .rendering import BACKENDS, Pictures, RendererChoice, check_renderer, draw_frame
-from .sharing import EnvSlot
+from .sharing import EnvSlot, build_ahead, can_share
 from .simulator import CONTROL_HZ, TaskSimulator
 
 CAMERAS = ("agentview", "robot0_eye_in_hand", "frontview", "birdview", "sideview", "galleryview", "robot0_robotview")
@@ -153,9 +153,26 @@ class LiberoEnv:
         """Does what :meth:`prepare` does, which makes no GL context: it tries the renderer in a process of its own."""
         self.prepare()
 
+    def builds(self) -> Iterator[tuple[str, Callable[[], object]]]:
+        """Offers to build the tasks that a worker keeps (:class:`embodied.protocols.BuildsAhead`). Where Mesa draws in
+        the process itself it draws, too; a fork loses the GL context of a GPU's driver, so there each worker makes its
+        own.
+        """
+        if not can_share():
+            return
+        tasks, draw = self._tasks[: self._slot.limit], self._prepared()[0].draws_in_process
+        for task in tasks:
+            build = functools.partial(
+                build_ahead, str(task.bddl_file), self._pictures, draw, keep_assets=task is not tasks[-1]
+            )
+            yield f"{task.name} of {task.bddl_file.parent.name}", build
+
     def prepare(self) -> WorkerFacts:
-        choice, found = _prepare_once(self._paths, self._renderer, os.environ.get("MUJOCO_EGL_DEVICE_ID"))
-        return WorkerFacts(os.getpid(), choice.name, choice.reason, found, choice.driver, versions_of(PACKAGES))
+        choice, versions = self._prepared()
+        return WorkerFacts(os.getpid(), choice.name, choice.reason, versions, choice.driver, versions_of(PACKAGES))
+
+    def _prepared(self) -> tuple[RendererChoice, dict[str, str]]:
+        return _prepare_once(self._paths, self._renderer, os.environ.get("MUJOCO_EGL_DEVICE_ID"))
 
     def _try_imports(self) -> WorkerFacts:
         choice = check_renderer(self._renderer)

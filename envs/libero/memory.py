@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import resource
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
+from embodied.errors import ConfigError
 from embodied.lib.memory import trim
 
 from ..shared.memory import release
@@ -42,6 +45,27 @@ def unknown_functions() -> str | None:
     missing = [name for name in _FREES if function(name) is None]
     kept = " and ".join(dict.fromkeys(_FREES[name] for name in missing))
     return f"this mujoco has no {', '.join(missing)}: a worker keeps {kept}" if missing else None
+
+
+@contextmanager
+def explained(task: str) -> Iterator[None]:
+    """Says what helps where the system gives no memory for a task.
+
+    Raises:
+        ConfigError: within it there was not enough.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, MemoryError) and "allocate" not in str(error):
+            raise
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit == resource.RLIM_INFINITY:
+            why, fix = "", "lower env.num_workers or env.train.max_cached_simulators, or close other programs"
+        else:
+            why = f"; this process may have {limit / 1e9:.3g} GB of addresses, and MuJoCo reserves 2.7 for each task"
+            fix = "ulimit -v unlimited, or as root ulimit -Hv unlimited; little of what is reserved is used"
+        raise ConfigError(f"the system gives no memory for the task {task}: {error}{why}", fix) from error
 
 
 def free_description() -> None:

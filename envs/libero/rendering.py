@@ -61,6 +61,11 @@ class RendererChoice:
     reason: str
     driver: str = ""  # name of the renderer, as GL gives it
 
+    @property
+    def draws_in_process(self) -> bool:
+        """Whether Mesa draws with the process's own memory and thread, and with no device."""
+        return self.driver.startswith(("llvmpipe", "softpipe"))
+
 
 def check_renderer(wanted: str = "auto") -> RendererChoice:
     """Finds a backend that makes a GL context. Takes about 1 s and leaves no trace in this process.

@@ -6,13 +6,15 @@ that one's when their turn comes: 0.14 ms of CPU time, once a chunk.
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from weakref import WeakSet, ref
 
-from .memory import function
+from .memory import explained, function
 from .rendering import Pictures
 from .simulator import Suspended, TaskSimulator
 
@@ -21,9 +23,14 @@ Key = tuple[str, Pictures, object]  # BDDL file, what is drawn, whose it is alon
 
 @dataclass(eq=False)
 class Shared:
-    """A simulator with its slots."""
+    """A simulator with its slots.
+
+    Args:
+        ahead: built before a slot was in its task, which any may come to.
+    """
 
     simulator: TaskSimulator
+    ahead: bool = False
     users: WeakSet[EnvSlot] = field(default_factory=WeakSet)  # slots that were in its task, and may come back
     holder: Callable[[], EnvSlot | None] = lambda: None  # a weak reference to the slot whose state it has
 
@@ -52,11 +59,32 @@ class Simulators:
         if key not in self._shared:
             self._make_room(limit)
             bddl_file, pictures, _ = key
-            self._shared[key] = Shared(TaskSimulator(bddl_file, pictures, keep_assets=self._evicts))
+            with explained(Path(bddl_file).stem):
+                self._shared[key] = Shared(TaskSimulator(bddl_file, pictures, keep_assets=self._evicts))
         self._shared.move_to_end(key)
         shared = self._shared[key]
         shared.users.add(slot)
         return shared
+
+    def build_ahead(self, bddl_file: str, pictures: Pictures, draw: bool, keep_assets: bool) -> None:
+        """Builds the simulator of a task before a slot is in it, for the forks of this process.
+
+        Args:
+            draw: make its GL context and draw, too.
+            keep_assets: as :class:`TaskSimulator` takes it.
+        """
+        key = (bddl_file, pictures, None)
+        if key in self._shared:
+            return
+        with explained(Path(bddl_file).stem):
+            simulator = TaskSimulator(bddl_file, pictures, keep_assets)
+        if draw:
+            os.environ.setdefault(
+                "MESA_SHADER_CACHE_DISABLE", "true"
+            )  # Mesa writes that cache in a thread, lost by forks
+            for camera in pictures.cameras:
+                simulator.render(camera)
+        self._shared[key] = Shared(simulator, ahead=True)
 
     def _make_room(self, limit: int) -> None:
         """Closes simulators until another may be built; none that a slot is in, for which it would be built again at
@@ -70,11 +98,17 @@ class Simulators:
         """Closes the simulators that no other slot may come back to."""
         for key, shared in [*self._shared.items()]:
             shared.users.discard(slot)
-            if not shared.users:
+            if not shared.users and not shared.ahead:
                 self._shared.pop(key).simulator.close()
 
 
 _OF_PROCESS = Simulators()
+build_ahead = _OF_PROCESS.build_ahead
+
+
+def can_share() -> bool:
+    """Returns whether this mujoco lets slots change places in a simulator."""
+    return function("mj_copyData") is not None
 
 
 class EnvSlot:
@@ -85,15 +119,15 @@ class EnvSlot:
     """
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self.limit = limit
         self.shared: Shared | None = None  # the simulator of the task that it is in
         self.suspended: Suspended | None = None  # the slot's state while another has its simulator
 
     def enter(self, bddl_file: str, pictures: Pictures) -> TaskSimulator:
         """Goes to a task. The simulator may hold another slot's state: set this slot's at once."""
         self._leave()
-        alone = self if function("mj_copyData") is None else None
-        self.shared = _OF_PROCESS.take(self, (bddl_file, pictures, alone), self._limit)
+        alone = None if can_share() else self
+        self.shared = _OF_PROCESS.take(self, (bddl_file, pictures, alone), self.limit)
         self.shared.turn_to(self)
         return self.shared.simulator
 

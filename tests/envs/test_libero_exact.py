@@ -7,15 +7,17 @@ import sys
 import time
 from pathlib import Path
 
+import libero_played
 import numpy as np
 import pytest
-from embodied.envs.libero import LiberoEnv, experts
+from embodied.envs.libero import LiberoEnv
 from embodied.envs.libero.experts import SOLVED
+from libero_played import CAMERAS, playing
 
+from embodied.runtime.pool.placement import worker_environment
 from embodied.types import Start
 
 pytestmark = pytest.mark.sim
-CAMERAS = ("agentview", "robot0_eye_in_hand")
 TASKS = {"libero_spatial": 10, "libero_object": 10, "libero_goal": 10, "libero_10": 10, "libero_90": 90}
 STARTS = (1, 30)  # initial states of each task
 
@@ -29,39 +31,20 @@ def original(folder: Path, bddl: Path, size: int, episodes: list[dict]) -> list[
     return pickle.loads(target.read_bytes())
 
 
-def play(env: LiberoEnv, look, start: Start, actions: np.ndarray, every: int, expert: bool = False) -> dict:
-    """Plays an episode here; returns what ``libero_original.play`` does of the original's, and the actions.
+def play(env: LiberoEnv, start: Start, actions: np.ndarray, every: int, expert: bool = False) -> dict:
+    """Plays an episode here (:func:`libero_played.playing`)."""
+    return [*playing(env, start, actions, every, expert)][-1]
 
-    Args:
-        every: pictures are kept of each so many steps, and of the last.
-        expert: until the goal is reached, the expert acts instead.
-    """
-    begun = time.process_time()
-    env.reset(start)
-    simulator = env._current
-    seen: dict = {name: [] for name in ("actions", "physics", "moved", "robot", "sensors", "rewards", "success")}
-    pictures = {}
 
-    def note(step: int) -> None:
-        seen["physics"].append(simulator._physics())
-        goal = simulator._robot.controller.goal_pos, simulator._robot.controller.goal_ori
-        seen["moved"].append([np.copy(part) for part in (simulator._robot.gripper.current_action, *goal)])
-        seen["robot"].append(simulator.robot_state())
-        if step % every == 0 or step == len(actions):
-            pictures[step] = look(env)["images"]
-
-    note(0)
-    scripted = experts.actions(simulator) if expert else iter(())
-    for step, given in enumerate(actions, start=1):
-        action = given if any(seen["success"]) else next(scripted, given)
-        result = env.step(action)
-        seen["actions"].append(action)
-        seen["sensors"].append(simulator._data.sensordata.copy())
-        seen["rewards"].append(result.reward)
-        seen["success"].append(result.success)
-        assert result.terminated == result.success
-        note(step)
-    return {**seen, "pictures": pictures, "cpu_s": time.process_time() - begun}
+def play_in_forks(folder: Path, suite: str, task: int, size: int, episodes: list[tuple], drawn: bool) -> list:
+    """Plays episodes in forks of a process that has built the task: of each fork the episodes, played at once."""
+    source, target = folder / "asked", folder / "forked"
+    given = {"suite": suite, "task": task, "size": size, "episodes": episodes, "drawn": drawn}
+    source.write_bytes(pickle.dumps(given))
+    script = Path(__file__).parent / "libero_played.py"
+    environment = {**worker_environment(0, [], None), "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, script, source, target], check=True, env=environment)
+    return pickle.loads(target.read_bytes())
 
 
 def axis_angle(quaternion: np.ndarray) -> np.ndarray:
@@ -107,8 +90,7 @@ def compare(folder: Path, env: LiberoEnv, played: dict[Start, dict]) -> list[dic
 
 
 def make(suite: str, tasks: list[int] | None, size: int) -> LiberoEnv:
-    params = {"camera_heights": size, "camera_widths": size, "camera_names": CAMERAS}
-    env = LiberoEnv(suite, task_ids=tasks, max_cached_simulators=1, init_params=params)
+    env = libero_played.make(suite, tasks, size)
     env.prepare()
     return env
 
@@ -121,11 +103,21 @@ def random_actions(steps: int, seed: int, held: int = 1) -> np.ndarray:
     return np.repeat(drawn, held, axis=0)[:steps].clip(-1, 1).astype(np.float32)
 
 
-def test_equals_the_original(sim, tmp_path, look):
+def test_equals_the_original(sim, tmp_path):
     env = make("libero_spatial", [0], 96)
-    play(env, look, Start(0, 9, 0), random_actions(11, seed=9), every=8)  # an earlier episode must not show
+    play(env, Start(0, 9, 0), random_actions(11, seed=9), every=8)  # an earlier episode must not show
     start = Start(0, 3, 0)
-    compare(tmp_path, env, {start: play(env, look, start, random_actions(20, seed=0), every=1)})
+    compare(tmp_path, env, {start: play(env, start, random_actions(20, seed=0), every=1)})
+    env.close()
+
+
+@pytest.mark.parametrize("drawn", [True, False], ids=["as without a GPU", "as with one"])
+def test_slots_of_forks_that_take_turns_equal_the_original(sim, tmp_path, drawn):
+    env = make("libero_spatial", [0], 96)
+    starts = [Start(0, 3, 0), Start(0, 30, 0)]
+    episodes = [(start, random_actions(12 + 4 * turn, seed=turn), 4) for turn, start in enumerate(starts)]
+    for played in play_in_forks(tmp_path, "libero_spatial", 0, 96, episodes, drawn):
+        compare(tmp_path, env, dict(zip(starts, played, strict=True)))
     env.close()
 
 
@@ -148,7 +140,7 @@ def suites(sim):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("suite", "task"), [(suite, task) for suite, count in TASKS.items() for task in range(count)])
-def test_every_task_equals_the_original(suites, tmp_path, look, capsys, suite, task):
+def test_every_task_equals_the_original(suites, tmp_path, capsys, suite, task):
     """From two starts to the step limit: the expert's actions until the goal is reached, where the task has an expert,
     and random ones. From the second start each of these is held for ten steps, so that the arm goes far; in libero_90
     that episode ends after 100 steps."""
@@ -159,10 +151,26 @@ def test_every_task_equals_the_original(suites, tmp_path, look, capsys, suite, t
     for init, steps, held in zip(STARTS, (limit, 100 if suite == "libero_90" else limit), (1, 10), strict=True):
         drawn = random_actions(steps, 1000 * init + task, held)
         start = Start(task, init, 0)
-        played[start] = play(env, look, start, drawn, every=steps // 2, expert=expert)
+        played[start] = play(env, start, drawn, every=steps // 2, expert=expert)
     theirs = compare(tmp_path, env, played)
     with capsys.disabled():
         print(f"\n{suite} {task}: {told([*played.values()], theirs)}; {time.perf_counter() - begun:.0f} s", flush=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("suite", "task"), [(suite, task) for suite, count in TASKS.items() if count == 10 for task in range(count)]
+)
+def test_every_task_in_forks_equals_the_original(sim, tmp_path, suite, task):
+    env = make(suite, [task], 128)
+    starts, expert = [Start(0, init, 0) for init in STARTS], task in SOLVED.get(suite, ())
+    drawn = [random_actions(60, task, held) for held in (1, 10)]
+    episodes = [(start, actions, 20, expert) for start, actions in zip(starts, drawn, strict=True)]
+    first, second = play_in_forks(tmp_path, suite, task, 128, episodes, drawn=True)
+    compare(tmp_path, env, dict(zip(starts, first, strict=True)))
+    for ours, again in zip(first, second, strict=True):
+        assert np.array_equal(ours["physics"], again["physics"])
+        assert all(np.array_equal(ours["pictures"][step], again["pictures"][step]) for step in ours["pictures"])
 
 
 def told(ours: list[dict], theirs: list[dict]) -> str:
@@ -184,7 +192,7 @@ def test_a_burner_that_is_on_is_seen_as_in_the_original_and_off_again_after_the_
     lit = Start(0, 1, 0)
     env._init_states[0][1, 1 + model.jnt_qposadr[knob]] = 1.5
     env._current._settled.clear()
-    compare(tmp_path, env, {lit: play(env, look, lit, random_actions(8, seed=0), every=8)})
+    compare(tmp_path, env, {lit: play(env, lit, random_actions(8, seed=0), every=8)})
     assert env.step(np.zeros(7, np.float32)).success
     assert env.get_state()["simulator"]["lit_sites"]["flat_stove_1"]["burner"][1]
     env.reset(Start(0, 0, 0))

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 from embodied.envs.libero import memory
 from embodied.envs.shared.memory import release
+
+from embodied.errors import ConfigError
 
 pytestmark = pytest.mark.sim
 MB = 2**20
@@ -113,3 +116,18 @@ def test_a_mujoco_without_polygons_gives_back_what_it_has():
     )  # fmt: skip
     memory.release_drawn(model)
     assert not model.mesh_vert[2000:7000].any()
+
+
+def test_a_task_that_gets_no_memory_says_what_helps(monkeypatch):
+    limits = [(8 * 2**30, 8 * 2**30), (resource.RLIM_INFINITY, resource.RLIM_INFINITY)]
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits.pop(0))
+    for error, words, fix in (
+        (ValueError("Error: engine error: Could not allocate memory"), "8.59 GB of addresses", "ulimit -v unlimited"),
+        (MemoryError(), "the task soup", "env.num_workers"),
+    ):
+        with pytest.raises(ConfigError) as failed, memory.explained("soup"):
+            raise error
+        assert words in failed.value.message
+        assert fix in failed.value.remedy
+    with pytest.raises(ValueError, match="a mesh is wrong"), memory.explained("soup"):
+        raise ValueError("a mesh is wrong")

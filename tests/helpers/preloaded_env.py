@@ -1,4 +1,4 @@
-"""Envs that offer ``preload()``, well or badly behaved."""
+"""Envs that offer ``preload()`` and ``builds()``, well or badly behaved."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +30,36 @@ class Preloaded(FakeEnv):
     def prepare(self) -> WorkerFacts:
         extra = {"by": str(preloaded_by), "parent": str(os.getppid()), "draw": str(np.random.random())}
         return WorkerFacts(os.getpid(), "none", "a fake env", extra)
+
+
+built: list[str] = []
+"""What was built ahead in this process, or in the one that it was forked from."""
+
+
+class Builds(Preloaded):
+    """Builds ahead what it is asked for. Some words misbehave: ``raises``, ``thread``, ``hangs``."""
+
+    def __init__(self, words: list[str]) -> None:
+        super().__init__()
+        self._words = words
+
+    def builds(self) -> Iterator[tuple[str, Callable[[], object]]]:
+        for word in self._words:
+            yield word, partial(_build, word)
+
+    def prepare(self) -> WorkerFacts:
+        facts = super().prepare()
+        return replace(facts, extra={**facts.extra, "built": " ".join(built)})
+
+
+def _build(word: str) -> None:
+    if word == "raises":
+        raise MemoryError("no room for it")
+    if word == "thread":
+        threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+    if word == "hangs":
+        time.sleep(3600)
+    built.append(word)
 
 
 class StartsThread(Preloaded):

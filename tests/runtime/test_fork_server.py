@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from rig import open_rig, records
 from embodied.errors import WorkerDiedError, WorkerHungError
 from embodied.lib import child
 from embodied.runtime.plan import train_plan
-from embodied.runtime.pool import fork_server, forking
+from embodied.runtime.pool import before_fork, fork_server
 from embodied.runtime.pool.fork_server import ForkServer
 
 PATIENCE = 60.0
@@ -97,12 +97,38 @@ def test_what_cannot_be_forked_is_left_to_the_workers(tmp_path, target, why):
     assert why in said[0]
 
 
+@pytest.mark.parametrize(
+    ("words", "built", "said"),
+    [
+        (["a", "b"], "a b", ""),
+        (["a", "raises", "b"], "a b", "build raises: MemoryError: no room for it"),
+        (["a", "thread", "b"], "a", "build thread: 1 threads (python)"),
+        (["raises", "a", "thread"], "a", "build thread: 1 threads (python); build raises: MemoryError: no room for it"),
+    ],
+)
+def test_workers_inherit_what_was_built_ahead(tmp_path, words, built, said):
+    lines: list[str] = []
+    with serving(tmp_path, "preloaded_env.Builds", say=lines.append, words=words) as server:
+        with forked(tmp_path, server, target="preloaded_env.Builds", words=[]) as rig:
+            facts = [fact.extra for fact in rig.pool.facts]
+        assert {fact["built"] for fact in facts} == {built}
+        assert {fact["by"] for fact in facts} == {str(server.pid)}, "the import stays"
+    assert lines == ([f"the fork server leaves it to each worker to {said}"] if said else [])
+
+
+def test_both_sides_of_a_run_are_built_for(tmp_path):
+    target = "preloaded_env.Builds"
+    server = ForkServer([(target, {"words": ["train"]}), (target, {"words": ["eval"]})], tmp_path, PATIENCE)
+    with closing(server), forked(tmp_path, server, target=target, words=[]) as rig:
+        assert {fact.extra["built"] for fact in rig.pool.facts} == {"train eval"}
+
+
 def test_open_devices_are_seen(monkeypatch):
-    monkeypatch.setattr(forking, "_threads", list)
-    assert forking.hazards() == ""
-    monkeypatch.setattr(forking, "DEVICES", ("/dev/zero",))
+    monkeypatch.setattr(before_fork, "_threads", list)
+    assert before_fork.hazards() == ""
+    monkeypatch.setattr(before_fork, "DEVICES", ("/dev/zero",))
     with open("/dev/zero", encoding="utf-8"):
-        assert forking.hazards() == "open devices /dev/zero"
+        assert before_fork.hazards() == "open devices /dev/zero"
 
 
 def test_a_server_that_crashes_while_it_imports_is_named(tmp_path):
@@ -120,9 +146,18 @@ def test_a_server_that_hangs_while_it_imports_shows_where(tmp_path):
         wait_until(marker.exists)
         with pytest.raises(WorkerHungError) as failed, forked(tmp_path, server):
             raise AssertionError("it cannot start")
-        assert "did not answer for 0.5 s while importing" in failed.value.message
+        assert "did not answer for 0.5 s when it was to import preloaded_env.HangsInPreload" in failed.value.message
         assert "in preload" in failed.value.detail
         assert "env.init_timeout_s" in failed.value.remedy
+        assert not alive(server.pid)
+
+
+def test_a_server_that_hangs_while_it_builds_says_at_what(tmp_path):
+    with serving(tmp_path, "preloaded_env.Builds", timeout=5, words=["a", "hangs"]) as server:
+        with pytest.raises(WorkerHungError) as failed, forked(tmp_path, server):
+            raise AssertionError("it cannot start")
+        assert "did not answer for 5 s when it was to build hangs" in failed.value.message
+        assert "in _build" in failed.value.detail
         assert not alive(server.pid)
 
 
@@ -193,3 +228,8 @@ def test_a_closed_server_leaves_nothing(tmp_path):
         server.close()
         wait_until(lambda: not any(map(alive, pids)))
         rig.__exit__(None, None, None)
+
+
+def test_without_proc_nothing_is_made_before_the_fork(monkeypatch):
+    monkeypatch.setattr(before_fork.os.path, "isdir", lambda path: False)
+    assert before_fork.hazards() == "threads and devices cannot be seen without /proc"

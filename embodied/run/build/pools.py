@@ -9,7 +9,7 @@ from pathlib import Path
 
 from embodied import schema
 from embodied.parallel.group import Group
-from embodied.protocols import Batched
+from embodied.protocols import Batched, BuildsAhead, Env
 from embodied.run.build.given import ConfiguredEnv
 from embodied.run.build.shares import render_gpus_of, workers_of
 from embodied.runtime.pool.pool import Deadlines, PoolConfig
@@ -35,3 +35,9 @@ def pool_config(side: ConfiguredEnv, slots: int, config: schema.Config, logs: Pa
 def reward_of(side: schema.EnvSideConfig) -> ShapedReward:
     """Returns the rule by which a side's rewards count."""
     return ShapedReward(side.reward_mode, side.reward_coef, side.use_rel_reward)
+
+
+def forks(config: schema.EnvConfig, *envs: Env) -> bool:
+    """Returns whether workers are forked (``env.start_method``)."""
+    can = any(isinstance(env, BuildsAhead) and env.spec.retry_safe for env in envs)
+    return config.start_method == "forkserver" or (config.start_method == "auto" and can)

@@ -174,7 +174,7 @@ def check_safe_stop(side: ConfiguredEnv, config: schema.Config) -> None:
             "give it safe_stop(self), which brings the robot to a stand from another process "
             "(embodied.protocols.SafeStop); of a simulator, say retry_safe=True",
         )
-    if config.env.start_method != "spawn":
+    if config.env.start_method == "forkserver":
         raise ConfigError(
             f"env.start_method is {config.env.start_method}, and {side.config.target} is a robot (EnvSpec.retry_safe "
             "is False): forked workers end with their server, without a safe stop",

@@ -18,7 +18,7 @@ from embodied.protocols import Decodes, Policy
 from embodied.run.build.engine import MAX_LANES, max_gap
 from embodied.run.build.given import ConfiguredEnv, Sides
 from embodied.run.build.policy import Model, record_fields, reproducible_arithmetic
-from embodied.run.build.pools import pool_config
+from embodied.run.build.pools import forks, pool_config
 from embodied.run.build.shares import folder_of_rank, render_gpus_of, slots_of
 from embodied.run.folder.reporter import Reporter, counting_successes
 from embodied.runtime.engine.engine import Engine
@@ -204,18 +204,22 @@ class Simulators:
 
 @contextmanager
 def open_fork_server(
-    config: schema.Config, sides: Sides, processes: Group, folder: Path, console: Console
+    config: schema.Config, played: Sequence[ConfiguredEnv], processes: Group, folder: Path, console: Console
 ) -> Iterator[ForkServer | None]:
-    """Starts the process that forks env workers, if ``env.start_method`` wants it. It imports the simulator while the
-    policy is built, so start it before that."""
-    if config.env.start_method == "spawn" or config.runner.dry_run:
+    """Starts the process that forks env workers, if ``env.start_method`` wants it. It imports and builds simulators
+    while the policy is built, so start it before that.
+
+    Args:
+        played: the envs of its workers, the one that begins first.
+    """
+    if config.runner.dry_run or not forks(config.env, *(side.env for side in played)):
         yield None
         return
     if config.runner.deterministic:
         reproducible_arithmetic()
-    envs = {side.config.target: side.kwargs for side in (sides.eval, sides.train)}
+    envs = [(side.config.target, side.kwargs) for side in played]
     logs, gpus = folder_of_rank(folder / "logs", processes), render_gpus_of(config, processes)
-    server = ForkServer([*envs.items()], logs, config.env.init_timeout_s, gpus, config.env.python, console.say)
+    server = ForkServer(envs, logs, config.env.init_timeout_s, gpus, config.env.python, console.say)
     try:
         yield server
     finally:

@@ -1,7 +1,8 @@
 """The fork server from the launcher's side: one process that forks a run's env workers (``env.start_method``).
 
-    launcher ── Request + descriptors ──▶ server ── fork ──▶ worker     the server has numpy and the simulator imported
-    launcher ◀── Forked + pidfd ── server                               and nothing of it running (pool/forking.py)
+    launcher ◀── Begun, … Serving ── server                             it imports, and builds simulators
+    launcher ── Request + descriptors ──▶ server ── fork ──▶ worker     which workers share until they write to them
+    launcher ◀── Forked + pidfd ── server                               (pool/forking.py)
     launcher ◀── Ended (exit status) ── server ◀── wait ── worker
 
 A worker's pidfd shows its death, as for any worker. Its exit status is known to the server alone, which is its parent.
@@ -26,6 +27,7 @@ from typing import Any
 
 from embodied.errors import WorkerDiedError, WorkerError, WorkerHungError
 from embodied.lib.child import how_it_ended, tail
+from embodied.runtime.pool.before_fork import EnvClass
 from embodied.runtime.pool.forking import MAX_FDS, MESSAGE_BYTES, Ended, Forked, Hello, Request, Serving
 from embodied.runtime.pool.placement import START, module_folders, worker_environment
 
@@ -37,15 +39,15 @@ class ForkServer:
     """Forks workers; starts the server process anew when it has ended.
 
     Args:
-        envs: target and arguments of the env classes that are worth importing before the fork.
+        envs: whose imports are made, and whose simulators are built, before the first fork.
         gpus: as in PoolConfig; imports see the environment variables of worker 0.
         python: the workers' interpreter; None = the launcher's.
-        timeout: seconds that importing may take.
-        say: given one line when something cannot be imported before the fork, or the process is replaced.
+        timeout: seconds that an import or a build may take.
+        say: given one line when something is left to the workers, or the process is replaced.
     """
 
     def __init__(
-        self, envs: Sequence[tuple[str, Mapping[str, Any]]], log_dir: Path, timeout: float,
+        self, envs: Sequence[EnvClass], log_dir: Path, timeout: float,
         gpus: Sequence[int] = (), python: str | None = None, say: Callable[[str], None] = lambda text: None,
     ) -> None:  # fmt: skip
         self._hello = Hello(tuple(envs), module_folders(python, sys.path, (sys.prefix, sys.base_prefix)))
@@ -87,12 +89,12 @@ class ForkServer:
         raise self._failed()
 
     def _serves(self) -> bool:
-        """Returns whether the server serves. Waits for its first message if that has not come."""
+        """Returns whether the server serves. Waits until it has made its steps."""
         server = self._process
         if server.serving is None:
             server.await_serving(self._timeout)
             if server.serving is not None and server.serving.refused:
-                self._say(f"the fork server leaves it to each worker to import {server.serving.refused}")
+                self._say(f"the fork server leaves it to each worker to {server.serving.refused}")
         return server.serving is not None
 
     def _differences(self, environment: Mapping[str, str]) -> dict[str, str | None]:
@@ -138,9 +140,17 @@ class ServerProcess:
         return bool(self.fate)
 
     def await_serving(self, timeout: float) -> None:
-        got = self._receive(timeout, "while importing")
-        if got is not None:
-            self.serving = got[0]
+        """Waits until it serves, or has ended.
+
+        Args:
+            timeout: seconds for each step.
+        """
+        step = "start"
+        while self.serving is None and (got := self._receive(timeout, f"when it was to {step}")) is not None:
+            if isinstance(got[0], Serving):
+                self.serving = got[0]
+            else:
+                step = got[0].step
 
     def fork(
         self, fds: Sequence[int], environment: Mapping[str, str | None]

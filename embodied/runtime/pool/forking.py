@@ -1,10 +1,7 @@
-"""The process of the fork server: imports slow modules once, and forks env workers that have them.
+"""The process of the fork server: imports modules and builds simulators once, and forks env workers that have them.
 
 Started by :mod:`embodied.runtime.pool.fork_server` through :mod:`embodied.runtime.pool.start_worker`. It has one thread
-and no simulator, GL context or open device, so that a fork breaks nothing of its state. Imports are checked after each
-step.
-If a thread or a device has come with a step, the process begins anew without it (an import cannot be undone), and
-workers import it for themselves.
+and no open device, so that a fork breaks nothing of its state (:mod:`embodied.runtime.pool.before_fork`).
 
 It imports nothing but the standard library by itself: numpy is a step like the others.
 """
@@ -15,41 +12,41 @@ import ctypes
 import faulthandler
 import fcntl
 import gc
-import importlib
 import os
 import pickle
 import select
 import signal
 import socket
 import sys
-import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 from embodied.lib.child import end_with_parent
+from embodied.runtime.pool.before_fork import EnvClass, Refused, link_of, make_steps
 
 MESSAGE_BYTES = 2**16
 MAX_FDS = 16
-DEVICES = ("/dev/dri/", "/dev/nvidia", "/dev/kfd")
-ENDING_S = 0.2
 
 
 @dataclass(frozen=True)
 class Hello:
     """Set-up of the server. It comes in a memfd, so that the server can read it again when it begins anew."""
 
-    envs: tuple[tuple[str, Mapping[str, Any]], ...]  # target and arguments of each env class
+    envs: tuple[EnvClass, ...]
     sys_path: tuple[str, ...]  # see embodied.runtime.messages.WorkerSetup
 
 
-class Serving(NamedTuple):
-    """First message of the server."""
+class Begun(NamedTuple):
+    """The server makes this step now."""
 
-    imported: tuple[str, ...]  # the steps that workers inherit
+    step: str
+
+
+class Serving(NamedTuple):
+    """The server has made its steps."""
+
+    steps: tuple[str, ...]  # what workers inherit
     refused: str  # why other steps were left out; empty if none was
 
 
@@ -85,99 +82,40 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR1)  # the launcher asks a hung server where it stands
     for stop in (signal.SIGINT, signal.SIGTERM):  # the whole process group often gets them; the launcher handles them
         signal.signal(stop, signal.SIG_IGN)
-    limit, refused = (int(sys.argv[4]), sys.argv[5]) if len(sys.argv) > 4 else (None, "")
-    imported = _import_all(_hello(int(sys.argv[3])), limit)
-    os.close(int(sys.argv[3]))
-    gc.collect()
-    gc.freeze()  # a collection in a worker would write to, and so copy, every page that it has inherited
-    ctypes.CDLL(None).fflush(None)  # else each worker would print what C libraries still buffer
     try:
-        control.send(pickle.dumps(Serving(imported, refused)))
+        serving = _prepare(control)
+        gc.collect()
+        gc.freeze()  # a collection in a worker would write to, and so copy, every page that it has inherited
+        ctypes.CDLL(None).fflush(None)  # else each worker would print what C libraries still buffer
+        control.send(pickle.dumps(serving))
         launcher_end = _serve(control)
     except ConnectionError:  # the launcher is gone
         os._exit(0)
     sys.argv = [sys.argv[0], str(launcher_end)]
 
 
-def _hello(fd: int) -> Hello:
+def _prepare(control: socket.socket) -> Serving:
+    """Makes the steps before the first fork. Does not return if a step has left what a fork would break."""
+    fd = int(sys.argv[3])
     with open(fd, "rb", closefd=False) as file:
         file.seek(0)
-        return pickle.load(file)
-
-
-# -- importing -------------------------------------------------------------------------------------------------------
-
-
-def _import_all(hello: Hello, limit: int | None) -> tuple[str, ...]:
-    """Make the import steps, and return them. Begins anew with fewer if one left something that a fork would break."""
+        hello: Hello = pickle.load(file)
     sys.path += [folder for folder in hello.sys_path if folder not in sys.path]
-    done: list[str] = []
-    for name, act in [*_steps(hello)][:limit]:
-        try:
-            act()
-            found = hazards()
-        except Exception as error:  # noqa: BLE001  a worker meets it again, and reports it
-            traceback.print_exc()
-            found = f"{type(error).__name__}: {error}"
-        if found:
-            _begin_anew(len(done), f"{name}: {found}")
-        done.append(name)
-    return tuple(done)
+    before = Refused(*sys.argv[4:])
+    made = make_steps(hello.envs, before, lambda step: control.send(pickle.dumps(Begun(step))))
+    if made.hazard:
+        _begin_anew({control.fileno(), fd}, made.refused)
+    os.close(fd)
+    return Serving(made.steps, made.refused.why)
 
 
-def _steps(hello: Hello) -> Iterator[tuple[str, Callable[[], object]]]:
-    yield "embodied.runtime.worker.worker", lambda: importlib.import_module("embodied.runtime.worker.worker")
-    for target, kwargs in hello.envs:
-        yield target, lambda target=target, kwargs=kwargs: _import_env(target, kwargs)  # type: ignore[misc]
-
-
-def _import_env(target: str, kwargs: Mapping[str, Any]) -> None:
-    """Import the module of an env's class, and what the env offers to import (:class:`embodied.protocols.Preloads`)."""
-    from embodied.lib.targets import load_target
-
-    make = load_target(target, "env._target_")
-    if hasattr(make, "preload"):
-        make(**kwargs).preload()
-
-
-def hazards() -> str:
-    """Returns what a fork of this process would break, such as threads and open devices; empty if nothing."""
-    found = []
-    threads = _threads()
-    if threads:
-        time.sleep(ENDING_S)  # threads that only the import needed may be about to end
-        threads = _threads()
-    if threads:
-        found.append(f"{len(threads)} threads ({', '.join(threads)})")
-    devices = sorted({link for link in map(_link, os.listdir("/proc/self/fd")) if link.startswith(DEVICES)})
-    if devices:
-        found.append(f"open devices {', '.join(devices)}")
-    return "; ".join(found)
-
-
-def _threads() -> list[str]:
-    """Names of the threads beside the main one."""
-    names = []
-    for task in set(os.listdir("/proc/self/task")) - {str(os.getpid())}:
-        with suppress(OSError):  # the thread has just ended
-            names.append(Path(f"/proc/self/task/{task}/comm").read_text(encoding="utf-8").strip())
-    return sorted(names)
-
-
-def _link(fd: str) -> str:
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}")
-    except OSError:  # it is the descriptor that listed them
-        return ""
-
-
-def _begin_anew(limit: int, refused: str) -> NoReturn:
-    kept = {int(sys.argv[2]), int(sys.argv[3])}
+def _begin_anew(kept: Container[int], refused: Refused) -> NoReturn:
+    """Starts this program again, without the steps that are refused: what was imported or built cannot be undone."""
     for fd in map(int, os.listdir("/proc/self/fd")):
-        if fd > 2 and fd not in kept and _link(str(fd)):
+        if fd > 2 and fd not in kept and link_of(str(fd)):
             fcntl.fcntl(fd, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
-    print(f"the fork server begins anew: {refused}", flush=True)
-    os.execv(sys.executable, [sys.executable, *sys.argv[:4], str(limit), refused])
+    print(f"the fork server begins anew: {refused.why}", flush=True)
+    os.execv(sys.executable, [sys.executable, *sys.argv[:4], *refused])
 
 
 # -- serving ---------------------------------------------------------------------------------------------------------

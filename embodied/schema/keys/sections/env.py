@@ -159,17 +159,19 @@ class EnvConfig(Section):
         description="Python interpreter of the workers, e.g. of another virtual environment that has the simulator "
         "(3.10 or newer, with numpy); null = that of the launching process.",
     )
-    start_method: Literal["spawn", "forkserver"] = Field(
-        "spawn",
+    start_method: Literal["auto", "spawn", "forkserver"] = Field(
+        "auto",
         description="How workers start, also those that replace failed ones: spawn = a fresh interpreter each; "
-        "forkserver = forks of one process that has imported the simulator, which saves each of them its imports and "
-        "their memory. embodied.tools.bench always spawns.",
+        "forkserver = forks of one process that has imported the simulator, and built its tasks if the env can "
+        "(LIBERO), so that they share the memory of both; auto = forkserver for envs that can. embodied.tools.bench "
+        "always spawns.",
     )
     enable_offload: bool = Field(
         False,
         description="End the env workers before each update, so that all of their memory is free for it, on GPUs too, "
         "and start them again for the next episodes, which build their simulators anew. No number changes; what it "
-        "costs is in docs/scaling.md. With start_method=forkserver they need not import anything again.",
+        "costs is in docs/scaling.md. With start_method=forkserver they need not import anything again, and LIBERO's "
+        "need not build anything.",
     )
     pin_workers: bool = Field(
         False, description="Pin each worker to cores of its own, shared out evenly over the NUMA nodes."
