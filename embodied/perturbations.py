@@ -73,7 +73,7 @@ class Perturbed:
 
 @dataclass(frozen=True)
 class Draws:
-    """Message to an env worker: the perturbation of an episode, and which random numbers are its own."""
+    """Message to an env worker: the perturbation of an episode, and the key of its random numbers."""
 
     by: Perturbation
     seed: int

@@ -34,7 +34,7 @@ class Pending(Protocol):
 
 
 class Asks(Protocol):
-    """What is asked: a :class:`embodied.client.Client`, or something around one."""
+    """Interface of what answers observations: a :class:`embodied.client.Client`, or something around one."""
 
     @property
     def horizon(self) -> int | None: ...

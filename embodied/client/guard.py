@@ -57,7 +57,7 @@ class Guard:
 
     @classmethod
     def from_map(cls, found: Mapping[str, Any], log: Path | None = None) -> Guard:
-        """The same from a map as such a file holds."""
+        """Makes a guard from the mapping that a guard file holds."""
         return cls(read(found), log)
 
     def _forget(self) -> None:

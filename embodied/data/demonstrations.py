@@ -58,7 +58,7 @@ class Demonstrations:
 
 @dataclass(frozen=True)
 class Pending:
-    """An episode that has been found and not been read."""
+    """A demonstrated episode that is listed and not read yet."""
 
     where: str  # its file and its number there
     read: Callable[[], Demonstration]  # raises DatasetError, SpecMismatchError, or what its file's library raises
@@ -66,7 +66,7 @@ class Pending:
 
 @dataclass(frozen=True)
 class Opened:
-    """A data set of which the episodes are read one after another."""
+    """A data set whose episodes are read one after another."""
 
     episodes: Iterable[Pending]
     count: int  # number of demonstrations
@@ -77,7 +77,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What to read: the env's names and, where they differ, the file's.
+    """Which fields of demonstrations to read: the env's names and, where they differ, the file's.
 
     Args:
         cameras: the env's cameras, in its order; None = all that the file has.
@@ -190,7 +190,8 @@ def _misfit(found: Demonstrations, what: str, remedy: str) -> SpecMismatchError:
 
 
 def choices(kwargs: Mapping[str, Any]) -> dict[str, object]:
-    """Keyword arguments of an env on which demonstrations depend although their sizes do not show it."""
+    """Returns the env's keyword arguments that demonstrations must agree with and array shapes do not show: control
+    mode and camera poses."""
     given = {**(kwargs.get("init_params") or {}), **kwargs}
     return {name: given.get(name) for name in ("control_mode", "camera_views")}
 
@@ -217,7 +218,7 @@ def no_actions(where: str, key: str, known: Sequence[str]) -> DatasetError:
 
 
 def camera_names(wanted: Wanted, own: Mapping[str, str] | None = None) -> list[tuple[str, str]]:
-    """The env's cameras with their names in the file.
+    """Pairs each camera of the env with its name in the file.
 
     Args:
         own: names that the layout has for cameras.

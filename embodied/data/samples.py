@@ -119,7 +119,7 @@ class Samples:
 
 
 def spread(samples: SampleSource, count: int) -> np.ndarray:
-    """Indices of up to ``count`` samples, spread evenly over all: int64."""
+    """Returns indices of up to ``count`` samples, spread evenly over all: int64."""
     return np.unique(np.linspace(0, len(samples) - 1, min(count, len(samples))).round().astype(np.int64))
 
 
@@ -137,7 +137,8 @@ def hold_out(episodes: Sequence[T], test_size: float, seed: int) -> tuple[list[T
 def order(
     count: int, seed: int, first: int, number: int, shuffle: bool = True, drop_last: bool = False
 ) -> np.ndarray:  # fmt: skip
-    """Places ``first`` … ``first + number`` of an endless sequence: int64 [number].
+    """Returns sample indices at the places ``first`` … ``first + number`` of the endless training sequence:
+    int64 [number].
 
     The sequence goes through all ``count`` samples in one random order, then in another, and so on. The result depends
     only on the arguments.

@@ -38,7 +38,7 @@ Key = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Differing:
-    """A condition that differs."""
+    """A condition in which two evaluations differ, with both values."""
 
     key: str
     first: Any
@@ -60,7 +60,8 @@ class Rate:
 
 @dataclass(frozen=True)
 class Row:
-    """Success of both on one task, or on all of them, and the difference second − first with its 95 % interval."""
+    """Success of two compared evaluations on one task, or on all, and the difference second − first with its 95 %
+    interval."""
 
     task: str
     first: Rate
@@ -203,7 +204,7 @@ def _moves_starts(key: str) -> bool:
 
 
 def same_protocol(first: WrittenEvaluation, second: WrittenEvaluation) -> bool | None:
-    """Returns whether two evaluations were made under one protocol; None if a file does not say it."""
+    """Returns whether two evaluations were made under the same protocol; None if a file does not name its protocol."""
     if not first.protocol or not second.protocol:
         return None
     return first.protocol.get("hash") == second.protocol.get("hash")

@@ -18,13 +18,13 @@ Names = tuple[str, str]
 
 
 def letters(one: Comparison) -> Names:
-    """Returns the letters that name both evaluations."""
+    """Returns the letters under which a comparison's text names the two evaluations."""
     first, second = one.places
     return LETTERS[first], LETTERS[second]
 
 
 def chance(count: int) -> str:
-    """Explains how the tests are corrected for several comparisons."""
+    """Returns a sentence on how the p-values of ``count`` comparisons are corrected."""
     return (
         f"{count} pairs were tested. Each test alone calls one in twenty equal pairs different, so among many pairs "
         "some differences are found by chance. Holm's p-values hold the chance of any false alarm at 5 %; verdicts use "
@@ -33,23 +33,23 @@ def chance(count: int) -> str:
 
 
 def table(one: Comparison, names: Names) -> list[list[str]]:
-    """Returns success of both by task: a head, then a row for each task and one over all."""
+    """Makes a table of success by task for both evaluations: a head, then a row for each task and one over all."""
     head = ["task", names[0], "", names[1], "", "difference", "95 % interval"]
     return [head, *(cells(row) for row in (*one.tasks, one.over_all))]
 
 
 def cells(row: Row) -> list[str]:
-    """Returns a row of such a table."""
+    """Formats a row of the table of success by task."""
     return [row.task, *of_rate(row.first), *of_rate(row.second), f"{row.difference:+.1%}", interval(row)]
 
 
 def of_rate(rate: Rate) -> list[str]:
-    """Returns success with its interval, as two cells."""
+    """Formats a success rate with its interval as two cells of a table."""
     return [f"{rate.successes}/{rate.episodes} ({rate.rate:.0%})", f"{rate.low:.0%} to {rate.high:.0%}"]
 
 
 def protocols(one: Comparison, names: Names) -> list[str]:
-    """Says under which protocols both were evaluated; empty where a file does not say it."""
+    """Returns lines that name the protocols of both evaluations; none where a file does not name its protocol."""
     if (same := same_protocol(one.first, one.second)) is None:
         return []
     first, second = (protocol_of(side) for side in (one.first, one.second))
@@ -57,12 +57,12 @@ def protocols(one: Comparison, names: Names) -> list[str]:
 
 
 def protocol_of(one: WrittenEvaluation) -> str:
-    """Name and hash of the protocol that an evaluation was made under."""
+    """Returns name and hash of the protocol that an evaluation was made under, as text."""
     return f"{one.protocol.get('name') or 'no name'} ({one.protocol.get('hash')})" if one.protocol else "not recorded"
 
 
 def starts(one: Comparison, names: Names) -> str:
-    """Says which starts are compared."""
+    """Returns a sentence on which starts the two evaluations are compared."""
     first, second = one.starts
     if one.unpaired:
         counted = f"{first} starts of {names[0]} and {second} of {names[1]}"
@@ -72,7 +72,7 @@ def starts(one: Comparison, names: Names) -> str:
 
 
 def lines(one: Comparison, names: Names) -> Iterator[str]:
-    """Yields the tests and what they come to."""
+    """Yields the lines of a comparison that report the tests and their verdict."""
     holm = "" if one.adjusted == one.p_value else f", {p_value(one.adjusted)} by Holm"
     if not one.unpaired:
         yield (
@@ -126,10 +126,10 @@ def _how(one: Comparison, more: int) -> str:
 
 
 def interval(row: Row) -> str:
-    """The 95 % interval of a difference."""
+    """Formats the difference of two success rates with its 95 % interval."""
     return f"{row.low:+.1%} to {row.high:+.1%}"
 
 
 def p_value(value: float | None) -> str:
-    """A p-value in words."""
+    """Formats a p-value in words."""
     return "p unknown" if value is None else "p < 0.0001" if value < 1e-4 else f"p = {value:.4f}"

@@ -25,7 +25,8 @@ NOTED = "trainings"
 
 @dataclass(frozen=True)
 class Training:
-    """One training. Its starts are those of its own episodes, or of the demonstrations that it learnt from."""
+    """One training run behind some weights. Its starts are those of its own episodes, or of the demonstrations that it
+    learnt from."""
 
     run: str | None  # name of its folder; None = not known
     held_out_states: int | None  # initial states of each task, the last ones, that it never began from; None: not known
@@ -51,7 +52,8 @@ def of_checkpoint(checkpoint: Path, later: Sequence[Path] = ()) -> list[Training
 
 
 def before(config: Mapping[str, Any], later: Sequence[Path] = ()) -> list[Training]:
-    """Returns the trainings behind the weights that a run begins with: none behind those made at random."""
+    """Returns the trainings behind the initial weights of the run with this configuration: none behind
+    random weights."""
     if (checkpoint := config["runner"].get("ckpt_path")) is not None:
         return of_checkpoint(Path(checkpoint), later)
     paths = [config["actor"]["model"].get(key) for key in ("model_path", "lora_path")]
@@ -59,13 +61,13 @@ def before(config: Mapping[str, Any], later: Sequence[Path] = ()) -> list[Traini
 
 
 def noted(checkpoint: Path) -> list[dict[str, Any]]:
-    """Returns what an export of ``checkpoint`` notes under :data:`NOTED`."""
+    """Returns the trainings behind a checkpoint as JSON values, as an export notes them under :data:`NOTED`."""
     return [asdict(one) for one in of_checkpoint(checkpoint)]
 
 
 def left_out_by(config: Mapping[str, Any], wanted: int, trains: bool) -> bool | None:
-    """Returns whether all training behind some weights left out the last ``wanted`` initial states. None: nothing is
-    held out, or it is not known of a part.
+    """Returns whether all trainings behind some weights left out the last ``wanted`` initial states of each task. None:
+    nothing is held out, or it is not known of one of them.
 
     Args:
         config: of the run that trains the weights, or that evaluates them.

@@ -38,7 +38,7 @@ Place = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Lengths:
-    """Episodes of a task in control steps; None where the file does not say it, or for texts."""
+    """Mean episode lengths of a task in control steps; None where the file does not say it, or for texts."""
 
     steps_mean: float | None  # mean length of an episode
     steps_to_success: float | None  # median steps until the first success, over the episodes that have one
@@ -69,7 +69,7 @@ class WrittenEvaluation:
 
 
 def find(name: str) -> Path:
-    """Returns the file of the evaluation that ``name`` names (see the module).
+    """Finds the file of an evaluation by a run's folder (its newest), ``RUN@ITERATIONS``, a file or a checkpoint.
 
     Raises:
         EvaluationError: there is none.
@@ -117,7 +117,7 @@ def _in_folder(path: Path) -> Path:
 
 
 def written(run: Path) -> list[Path]:
-    """Returns the files of a run's evaluations, the newest last. ``run`` may be its ``eval`` folder as well."""
+    """Lists the files of a run's evaluations, the newest last. ``run`` may be its ``eval`` folder as well."""
     files = [*(run / "eval").glob("*.json"), *(run.glob("*.json") if run.absolute().name == "eval" else [])]
     return sorted((one for one in files if re.fullmatch(r"\d{1,15}", one.stem)), key=lambda one: int(one.stem))
 
@@ -138,7 +138,7 @@ def _after(run: Path, iteration: int, name: str, remedy: str | None = None) -> P
 
 
 def read(name: str) -> WrittenEvaluation:
-    """Reads the evaluation that ``name`` names.
+    """Reads the evaluation that ``name`` names, as :func:`find` finds it.
 
     Raises:
         EvaluationError: it is not there, or its file is damaged, empty, or no evaluation.

@@ -138,7 +138,7 @@ def _cells(one: Mapping[str, Any], who: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Asked:
-    """The evaluation that is asked for."""
+    """The evaluation that ``export --verify`` was asked to make."""
 
     env: str  # overrides that name it
     composed: Composed
@@ -149,8 +149,8 @@ class Asked:
 
 @contextmanager
 def asked(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> Iterator[Asked]:
-    """Checks the evaluation that is asked for, before anything else. It sets how this process computes, too, which
-    must come before torch computes.
+    """Composes and checks the evaluation of ``export --verify``, before anything else runs. It sets how this process
+    computes, too, which must come before torch computes.
 
     Args:
         overrides: of an evaluation, e.g. ``["env=libero_spatial", "episodes=4"]``; ``episodes`` counts all of them.
@@ -165,7 +165,7 @@ def asked(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> Iterator
 
 
 def verify(checkpoint: Path, folder: Path, wanted: Asked, console: Console, device: str = "cpu") -> Verdict:
-    """Evaluates checkpoint and folder, and compares them.
+    """Evaluates a checkpoint and its export on the same starts, and compares success and greedy actions.
 
     Raises:
         ConfigError: nothing here can build a policy from the folder.
@@ -240,7 +240,8 @@ def _asked(named: str, overrides: Sequence[str], config_dirs: Sequence[str], log
 
 @dataclass(frozen=True)
 class Ran:
-    """Episodes of one policy, in the plan's order; observations of the first of them, with what it did."""
+    """Results of one policy's verification episodes, in the plan's order; observations of the first of them, with the
+    actions taken."""
 
     results: list[EpisodeResult]
     seen: Examples
@@ -303,7 +304,8 @@ class _Runs:
 def agreement(
     policy: Policy, theirs: Ran, env: EnvSpec, within: Tolerance, batch: int, device: torch.device
 ) -> Agreement:  # fmt: skip
-    """Asks ``policy`` about the observations of another one's episodes, in batches of the same size."""
+    """Has ``policy`` answer the observations of another policy's episodes, in batches of the same size, and compares
+    the greedy actions."""
     assert theirs.seen.obs is not None
     policy.bind(env)
     obs = {name: theirs.seen.obs[name] for name in fields_of(env)}
@@ -324,7 +326,8 @@ def agreement(
 
 
 def distance(one: np.ndarray, other: np.ndarray, env: EnvSpec) -> np.ndarray:
-    """Differences of actions: of numbers in shares of their range [N, …], of other actions 0 or 1 for each decision."""
+    """Computes element-wise action differences: of numbers as shares of their range [N, …], of other actions 0 or 1 for
+    each decision."""
     if isinstance(env.action, ContinuousAction):
         low, high = np.array(env.action.low, np.float64), np.array(env.action.high, np.float64)
         bounded = np.isfinite(high - low) & (high > low)

@@ -173,7 +173,7 @@ class Losses:
 
 
 def demonstrated(counts: Counts, mask: Tensor) -> OptimizerBatch:
-    """An optimizer batch of n demonstrated decisions, all of which are wanted alike."""
+    """Makes an optimizer batch of n demonstrated decisions, each with equal weight."""
     n, elements = len(mask), int(mask.sum())
     return OptimizerBatch(
         counts, torch.arange(n), mask, mask.float() / max(elements, 1), torch.ones(mask.shape),

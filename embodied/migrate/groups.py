@@ -28,7 +28,8 @@ Chosen = Mapping[str, str]
 
 
 def of_defaults(defaults: Any) -> tuple[dict[str, str], list[Note]]:
-    """Reads RLinf's list of group files: ``env/libero_10@env.train``."""
+    """Reads RLinf's list of group files (``env/libero_10@env.train``): the files by group, and a note for
+    each entry."""
     chosen, notes = dict[str, str](), list[Note]()
     for entry in defaults if isinstance(defaults, list) else []:
         for text in entry if isinstance(entry, Mapping) else [entry]:
@@ -45,7 +46,7 @@ def of_defaults(defaults: Any) -> tuple[dict[str, str], list[Note]]:
 
 
 def ours(kind: str, name: str) -> str:
-    """Returns our name of an env's or a model's file of theirs."""
+    """Returns our name for another system's env or model file; a name that is not in the tables stays as it is."""
     return (MODELS if kind == "model" else ENVS).get(name.lower(), name)
 
 

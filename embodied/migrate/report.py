@@ -15,7 +15,8 @@ WEIGHTY = ("unknown", "refused")
 
 
 def lines_of(found: Migration, system: str) -> list[str]:
-    """Returns the lines that say what became of each key, those that need a look last, and then what is to do."""
+    """Formats a migration as lines of text: what became of each key, those that need a look last, then what is left to
+    do."""
     lines = []
     for how, title in HOWS.items():
         notes = [note for note in found.notes if note.how == how]
@@ -33,8 +34,8 @@ def _line(note: Note) -> str:
 
 
 def to_do(found: Migration, system: str) -> list[str]:
-    """Returns what a user has to do: decide what is open, give what is missing, look at what was left out and can
-    change a number."""
+    """Lists what the user has to do after a migration: decide open keys, give missing ones, look at dropped ones that
+    can change a number."""
     decide = [f"{why}\n  fix: {_choice(key)}" for key, why in found.open.items()]
     left = [note for note in found.notes if note.how in WEIGHTY and can_change_a_number(system, note.key)]
     left = [note for note in left if note.why not in found.open.values()]
@@ -59,7 +60,8 @@ def _short(value: object) -> str:
 
 
 def command(found: Migration, folder: str, name: str) -> str:
-    """Returns the command that runs an experiment: one process, or as many as their file asks for."""
+    """Returns the command line that runs a migrated experiment: one process, or as many as the foreign file
+    asks for."""
     nodes, here = (found.settings.get(f"cluster.{key}") or 1 for key in ("num_nodes", "num_gpus_per_node"))
     rest = f"-m embodied.train --config-dir {shlex.quote(folder)} experiment={name}"
     if nodes == here == 1:

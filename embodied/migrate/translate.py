@@ -46,7 +46,7 @@ DECIDES = (
 def migrate(
     mapping: Mapping[str, Any], system: str, given: Sequence[str] = (), devices: int | None = None
 ) -> Migration:
-    """Translates a configuration.
+    """Translates a foreign configuration (nested mapping) of ``system`` into ours.
 
     Args:
         mapping: theirs, nested; references in it are resolved where they can be.
@@ -120,7 +120,8 @@ def _names_of(system: str, kind: str) -> tuple[str, ...]:
 
 
 def note_of(key: str, value: Any, systems: Sequence[str], get: Lookup, own: set[str], found: Migration) -> Note:
-    """Says what becomes of a key. What is trained, and has no answer here, becomes open in ``found``.
+    """Translates one key of a foreign configuration into a note; what is trained, and has no answer here, becomes open
+    in the migration.
 
     Args:
         systems: names of one system in the tables; of rows with the same key that of the first counts.

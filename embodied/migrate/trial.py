@@ -39,8 +39,8 @@ NODES, GPUS = "cluster.num_nodes", "cluster.num_gpus_per_node"
 
 
 def attempt(found: Migration, given: Sequence[str], devices: int | None = None) -> None:
-    """Tries until a run would begin, or nothing more can be left out: then something is wrong with files or with this
-    machine.
+    """Composes the migrated configuration again and again, dropping settings that are refused, until a run would begin
+    or nothing more can be dropped.
 
     Args:
         given: overrides of ours with which it is tried.

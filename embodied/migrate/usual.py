@@ -25,7 +25,7 @@ VLA = ("data.task_suite_name", "actor_rollout_ref.model.vla")
 
 @dataclass(frozen=True)
 class Usual:
-    """One default."""
+    """A default value of another system's key, and the conditions under which the system takes it."""
 
     system: str
     when: frozenset[str]
@@ -35,7 +35,7 @@ class Usual:
 
 @cache
 def rows() -> tuple[Usual, ...]:
-    """Returns all rows of the table."""
+    """Returns all rows of the table of other systems' defaults."""
     text = (files(__package__) / TABLE).read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     table = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
@@ -46,7 +46,7 @@ def rows() -> tuple[Usual, ...]:
 
 
 def usual(system: str, flat: Mapping[str, Any], chosen: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the keys that a configuration leaves out, with the values that its system then takes.
+    """Returns the keys that a foreign configuration leaves out, with the defaults that its system then takes.
 
     Args:
         system: as ``embodied migrate --from`` has it.
@@ -66,7 +66,8 @@ def usual(system: str, flat: Mapping[str, Any], chosen: Mapping[str, str]) -> di
 
 
 def kind_of(system: str, flat: Mapping[str, Any], chosen: Mapping[str, str]) -> str:
-    """Returns text, robot, supervised, or nothing where a file is too small to say."""
+    """Classifies a foreign configuration as text, robot or supervised; an empty text where a file is too
+    small to say."""
     return KINDS[system](flat, chosen)
 
 

@@ -187,21 +187,22 @@ def bootstrap(tasks: Sequence[tuple[float, int, float, int]], seed: int, draws: 
 
 
 class Needed(NamedTuple):
-    """How many starts would show a difference, if its true size is the one found."""
+    """How many starts would show a difference in a test, if its true size is the observed one: barely, or with 80 %
+    power."""
 
     just: int  # the same shares once more would just show it; a true difference of this size is seen every other time
     likely: int  # it is seen four times of five
 
 
 def level(comparisons: int) -> float:
-    """The z that each of several two-sided tests must reach for a 5 % chance of any false alarm: Bonferroni's,
+    """Returns the z that each of several two-sided tests must reach for a 5 % chance of any false alarm: Bonferroni's,
     a little more than :func:`holm` asks for."""
     return Z95 if comparisons < 2 else NormalDist().inv_cdf(1 - 0.025 / comparisons)
 
 
 def needed_pairs(gained: float, lost: float, n: int, z95: float = Z95) -> Needed | None:
-    """Starts in all at which :func:`tango`'s interval excludes 0 and :func:`mcnemar` is below 0.05. None without a
-    difference.
+    """Computes how many paired starts, in all, would make an observed difference significant: the interval of
+    :func:`tango` excludes 0 and :func:`mcnemar` is below 0.05. None without a difference.
 
     Args:
         z95: what is asked of a test (:func:`level`).
@@ -224,9 +225,9 @@ def needed_pairs(gained: float, lost: float, n: int, z95: float = Z95) -> Needed
 def needed_unpaired(
     first: float, first_n: int, second: float, second_n: int, z95: float = Z95
 ) -> Needed | None:  # fmt: skip
-    """Starts that both need *more* for the interval of :func:`unpaired` to exclude 0 and for :func:`fisher` to be below
-    0.05 (by Yates' corrected statistic, which comes close to it). None without a difference, or if ten million
-    would not do."""
+    """Computes how many *more* unpaired starts both evaluations need for an observed difference to be significant: the
+    interval of :func:`unpaired` excludes 0 and :func:`fisher` is below 0.05 (by Yates' corrected statistic, which comes
+    close to it). None without a difference, or if ten million would not do."""
     one, other = first / first_n, second / second_n
     if abs(one - other) < 1e-12:
         return None

@@ -61,7 +61,7 @@ class Replicas:
         return f", {size} for each text" if (size := self.teams.own.size) > 1 else ""
 
     def splitting(self) -> AbstractContextManager[None]:
-        """Within it, the ranks of a team compute each text of :meth:`Policy.evaluate` together."""
+        """Context in which the ranks of a team compute each text of :meth:`Policy.evaluate` together."""
         if self.teams.own.size == 1:
             return nullcontext()
         assert isinstance(self._policy, SplitsTexts)
@@ -76,7 +76,8 @@ class Replicas:
         """Drops gathered parameters. Call it after the weights change."""
 
     def last_pass(self, last: bool) -> None:
-        """Call it before each backward pass, and tell whether it is the last of the optimizer batch."""
+        """Says before each backward pass whether it is the last of the optimizer batch, after which gradients are
+        reduced."""
 
     def sum_gradients(self) -> None:
         """Adds up the gradients over ranks. A missing gradient counts as zero; a parameter that has none on any rank

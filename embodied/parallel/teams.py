@@ -20,7 +20,8 @@ from embodied.protocols import Policy, SplitsTexts
 
 @dataclass(frozen=True)
 class Teams:
-    """The teams of a run, as one of its processes sees them."""
+    """The context-parallel teams of a run, as one of its processes sees them: processes that compute each
+    text together."""
 
     own: Group  # the processes of this one's team
     across: Group  # one process of each team, at the place that this one has in its own; ranks are teams

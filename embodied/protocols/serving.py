@@ -35,7 +35,7 @@ class EngineText(NamedTuple):
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs on which an export measures what it changes.
+    """Prompts or observations on which an export measures what it changes.
 
     Example: 8 observations of an env with pictures → ``obs={"images": uint8 [8, C, H, W, 3], "state": float32 [8, S]}``
     and 8 instructions.

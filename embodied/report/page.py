@@ -73,7 +73,7 @@ def _html(facts: dict[str, Any], script: str) -> bytes:
 
 
 def in_script(value: Any) -> str:
-    """JSON that can stand in a script element, whatever texts are in it."""
+    """Encodes JSON so that it can stand in an HTML script element, whatever texts are in it."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")

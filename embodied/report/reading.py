@@ -33,7 +33,7 @@ Row = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Recorded:
-    """An episode of an evaluation that has a video."""
+    """An episode of an evaluation that has a video, as a report shows it."""
 
     iteration: int
     task: str  # its instruction
@@ -47,7 +47,7 @@ class Recorded:
 
 @dataclass
 class Run:
-    """What was found of one run, or of one evaluation alone."""
+    """All that a report knows of a run, or of an evaluation alone."""
 
     name: str  # name on the command line
     folder: Path
@@ -87,8 +87,8 @@ class Run:
 
 
 def read(name: str) -> Run:
-    """Reads the run or the evaluation that ``name`` names, as :mod:`embodied.evaluation.results` does; the folder of a
-    run is the whole run.
+    """Reads, for a report, the run or the evaluation that ``name`` names, as :mod:`embodied.evaluation.results` does;
+    the folder of a run is the whole run.
 
     Raises:
         EvaluationError: there is no such folder or file.

@@ -32,7 +32,7 @@ OF_ITS_OWN = (
 
 @dataclass(frozen=True)
 class Shown:
-    """A metric on a chart."""
+    """A metric to draw on a chart: its label, and the metrics of its interval's ends."""
 
     metric: str
     label: str
@@ -96,7 +96,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart."""
+    """A line of a chart, one for each group of runs that differ in their seeds alone."""
 
     label: str
     points: Sequence[Point]
@@ -124,7 +124,7 @@ class Chart:
 
 
 def groups(runs: Sequence[Run]) -> list[Group]:
-    """Puts runs that differ in their seeds alone together, in their order."""
+    """Groups runs that differ in their seeds alone, in their order."""
     found: list[list[Run]] = []
     for run in runs:
         same = next((group for group in found if _same(group[0], run)), None)
@@ -241,7 +241,8 @@ def _mean(points: Sequence[Point]) -> Point:
 
 
 def others(runs: Sequence[Run]) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Returns every metric that was logged: metric → label of the run → points, thinned like the charts."""
+    """Collects every logged metric for the report's table: metric → label of the runs → points (iteration, value),
+    thinned like the charts."""
     own = groups(runs)
     found: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for name in sorted({name for run in runs for row in run.metrics.values() for name in row}):
@@ -253,7 +254,7 @@ def others(runs: Sequence[Run]) -> dict[str, dict[str, list[tuple[float, float]]
 
 
 def meaning(metric: str, own: Mapping[str, str] | None = None) -> str:
-    """What a metric is, in words; empty for one that this version does not know.
+    """Explains a metric in words; empty for one that this version does not know.
 
     Args:
         own: meanings of metrics that the runs' own terms measure.
@@ -263,7 +264,8 @@ def meaning(metric: str, own: Mapping[str, str] | None = None) -> str:
 
 
 def own_meanings(runs: Sequence[Run]) -> dict[str, str]:
-    """Reads the meanings that the runs keep of their own metrics. A file that cannot be read says nothing."""
+    """Reads the meanings that runs keep of the metrics of their users' loss terms. A file that cannot be read says
+    nothing."""
     found: dict[str, str] = {}
     for run in runs:
         with suppress(OSError, ValueError, AttributeError):

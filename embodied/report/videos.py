@@ -18,7 +18,7 @@ TIMES_TOLD = 24
 
 @dataclass(frozen=True)
 class Video:
-    """A recorded episode in the page."""
+    """A recorded episode that is embedded in the page, as base64."""
 
     run: str
     episode: Recorded
@@ -27,7 +27,7 @@ class Video:
 
 @dataclass(frozen=True)
 class Grid:
-    """The recorded episodes of an evaluation side by side."""
+    """The video of an evaluation's episodes side by side that is embedded in the page, as base64."""
 
     run: str
     iteration: int
@@ -36,7 +36,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Chosen:
-    """What of the recorded episodes is in the page."""
+    """The videos that a report embeds, and counts of those that it leaves out."""
 
     videos: Sequence[Video]
     recorded: int  # episodes that have a video
@@ -47,7 +47,7 @@ class Chosen:
 
 
 def choose(runs: Sequence[Run], most_bytes: int, around: int = 0) -> Chosen:
-    """Chooses and reads videos that take at most ``most_bytes`` of the page.
+    """Chooses the videos that a report embeds, ``most_bytes`` at most, and reads them.
 
     Newest evaluations come first, then first ones, then those between. Of each, tasks and outcomes take turns.
 
@@ -117,8 +117,8 @@ def _grids(runs: Sequence[Run], around: int) -> Iterator[tuple[Grid, int]]:
 
 
 def find(run: Run, name: str) -> Path | None:
-    """Returns the file of a video, which an evaluation names from the folder in which its command was given; None if it
-    is nowhere, or no whole mp4. A run that was moved with its videos is looked for beside its own folder."""
+    """Locates the mp4 file of a recorded episode, whose name is relative to the folder of the command; None if it is
+    nowhere, or no whole mp4. A run that was moved with its videos is looked for beside its own folder."""
     given = Path(name)
     if given.suffix != ".mp4":
         return None

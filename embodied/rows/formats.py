@@ -40,7 +40,7 @@ csv.field_size_limit(1 << 30)  # bytes of a value, for the whole process; Python
 
 
 class Rows(Protocol):
-    """Rows by number, from 0."""
+    """Interface of a data set: rows by number, from 0."""
 
     def __len__(self) -> int: ...
 
@@ -50,7 +50,7 @@ class Rows(Protocol):
 
 
 def open_rows(file: SourceFile) -> Rows:
-    """Opens a file by the end of its name.
+    """Opens a data file as rows; the end of its name says the format.
 
     Raises:
         DatasetError: the format is not known, or the file is not of its format.
@@ -64,7 +64,7 @@ def open_rows(file: SourceFile) -> Rows:
 
 
 class Records:
-    """Records of a text file, found by their offsets."""
+    """Byte records of a text file, with random access by their offsets."""
 
     def __init__(self, file: SourceFile, quoted: bool) -> None:
         self._file = file
@@ -78,6 +78,7 @@ class Records:
         return len(self._offsets)
 
     def read(self, number: int) -> bytes:
+        """Reads the bytes of a record."""
         start, stop = self._offsets[number].tolist()
         with self._file.open() as file:
             return os.pread(file.fileno(), stop - start, start)

@@ -90,7 +90,7 @@ def _traced(composed: Composed) -> Composed:
 
 
 def typed(argv: Sequence[str], config_name: str, processes: Group) -> str:
-    """Returns the command line that does the same again."""
+    """Returns the command line that repeats this run, with torchrun if there are several processes."""
     module = "embodied.tools.demos" if config_name == "demos" else f"embodied.{config_name}"
     start = "python"
     if processes.size > 1:

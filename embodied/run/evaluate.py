@@ -65,7 +65,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
 
 
 def verify(checked: Checked, console: Console, stop: StopSignal) -> None:
-    """Reads the answers, says how many there are, has them verified, and says where the results are.
+    """Evaluates answers from a file (``runner.answers``): reads them, has them verified, says where the results are.
 
     Raises:
         Stopped: a signal came before there were results.

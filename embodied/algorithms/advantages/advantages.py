@@ -21,7 +21,7 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class Advantages:
-    """Advantages of E episodes and what was found about their groups."""
+    """Advantages of E episodes, with counts of their groups: all, of one episode, and with equal returns."""
 
     values: Tensor  # float32 [E]
     groups: int

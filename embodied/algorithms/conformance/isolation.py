@@ -18,7 +18,8 @@ def one_line(error: Exception) -> str:
 
 
 def copied(tried: Any) -> Any:
-    """Copies what is tried: it may count its calls, and these are none of the run's."""
+    """Copies a user's loss or term before it is tried, so that calls which it counts are none of the run's; gives it
+    back where it cannot be copied."""
     try:
         return copy.deepcopy(tried)
     except Exception:  # noqa: BLE001 (what cannot be copied raises what it likes)
@@ -34,7 +35,7 @@ def seed_all(seed: int) -> None:
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Keeps the run's generators as they are: what is tried may draw numbers."""
+    """Restores the global random generators afterwards: user code that is tried may draw numbers."""
     python, arrays = random.getstate(), np.random.get_state()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=list(devices)):

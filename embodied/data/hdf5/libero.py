@@ -45,7 +45,7 @@ CONVERT = "python robomimic/scripts/conversion/convert_robosuite.py --dataset {p
 
 
 def open_set(path: Path, wanted: Wanted) -> Opened:
-    """Open a file, or all .hdf5 files of a folder. Pictures are read on demand.
+    """Opens LIBERO or robomimic demonstrations: a .hdf5 file, or all of a folder. Pictures are read on demand.
 
     Raises:
         DatasetError: one is no such file, or holds no demonstration.

@@ -39,7 +39,8 @@ REPLAY = "python -m mani_skill.trajectory.replay_trajectory --traj-path {path} -
 
 
 def open_set(path: Path, wanted: Wanted) -> Opened:
-    """Open a file, of which the successful trajectories are read. Pictures are read on demand.
+    """Opens a ManiSkill .h5 file of demonstrations, of which the successful trajectories are read. Pictures are read on
+    demand.
 
     Raises:
         DatasetError: it is no such file, or none of its trajectories succeeded.

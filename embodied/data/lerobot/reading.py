@@ -47,7 +47,7 @@ JITTER = 0.1  # share of a control step by which the time between two rows may d
 
 
 def open_set(folder: Path, wanted: Wanted) -> Opened:
-    """Open a data set, ours or another program's. Pictures stay encoded in memory.
+    """Opens a LeRobot data set, recorded by this library or by another program. Pictures stay encoded in memory.
 
     Raises:
         DatasetError: it has another version of the layout or pictures as videos, or its ``meta/`` is damaged.

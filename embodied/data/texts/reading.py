@@ -18,7 +18,8 @@ KEYS = Keys("data.train_data_paths", "data.options")
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads demonstrated answers from one or several paths.
+    """Reads demonstrated prompt-answer pairs from files or data sets; with ``instead`` from the user's own
+    data set class.
 
     A path is ``FILE.jsonl`` (also ``.json``, ``.csv``, ``.parquet``), a folder, a name on the hub, or
     ``package.module:name`` or ``file.py:name`` of a function that gives rows.

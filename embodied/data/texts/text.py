@@ -30,7 +30,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of the columns of a data set.
+    """Column names of a data set of demonstrated prompt-answer pairs.
 
     Args:
         prompt, response: of rows with one prompt and one answer.

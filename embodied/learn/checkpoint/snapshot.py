@@ -22,7 +22,8 @@ PARTS = ("model", "optimizer", "extra")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A checkpoint that is not written yet: this rank's tensors, and meta.json without the files' sizes."""
+    """A checkpoint that is not written yet: this rank's tensors, and the content of meta.json without the
+    files' sizes."""
 
     tensors: dict[str, Tensor]
     meta: Meta

@@ -75,7 +75,7 @@ def unpack(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def trainable(policy: Policy) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Name and parameter of everything that is trained; shards where FSDP2 has sharded it."""
+    """Yields name and parameter of everything that is trained; shards where FSDP2 has sharded it."""
     _reshard(policy)
     return ((name, p) for name, p in policy.named_parameters() if p.requires_grad)
 

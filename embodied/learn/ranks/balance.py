@@ -148,7 +148,7 @@ def _exchanged(own: OwnRecords, sent: np.ndarray, counts: np.ndarray, group: Gro
 def exchanged(
     array: np.ndarray, sent: np.ndarray, to: Sequence[int], of: Sequence[int], group: Group
 ) -> np.ndarray:  # fmt: skip
-    """Sends rows of an array, and gives those that have come, by rank: [r, …].
+    """Exchanges rows of an array between ranks; returns the rows received, in the order of their ranks: [r, …].
 
     Args:
         sent: rows in the order of the ranks that they go to, int64.

@@ -90,7 +90,7 @@ class RewardPenalties:
 
 
 def nothing(arrays: Mapping[str, np.ndarray], rewards: Rewards) -> np.ndarray:
-    """Zeros, float32 [R, V]."""
+    """Returns zero penalties for every record: float32 [R, V]."""
     return np.zeros((len(arrays["rewards"]), rewards.width), np.float32)
 
 
@@ -107,7 +107,7 @@ def overlong(
 
 
 def longest(spec: PolicySpec, max_steps: int, most: int | None) -> int:
-    """Returns the most that an episode may take: control steps, or tokens if its decisions are texts.
+    """Returns the longest an episode may be: control steps, or tokens if its decisions are texts.
 
     Args:
         max_steps: most control steps of an episode, each of them an answer if the decisions are texts.

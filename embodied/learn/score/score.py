@@ -42,7 +42,7 @@ penalty [T, V]; final_value float64 [1], the value of its final observation."""
 
 
 class Scored(NamedTuple):
-    """Training batches of an iteration, with advantages."""
+    """An iteration's scored records: the whole batch, the part that is trained on, and this rank's records."""
 
     batch: Batch  # records of all episodes
     trained: Batch | None  # the episodes that ``filter_rewards`` keeps, with what the loss reads; None: it keeps none

@@ -88,7 +88,8 @@ class StepEngine:
         inspect: Callable[[float], None] = lambda norm: None,
         during: AbstractContextManager[Any] | None = None,
     ) -> Taken:
-        """Take one optimizer step. All ranks call it.
+        """Takes one optimizer step: backward passes of all parts, gradients summed over ranks, clipped, applied. All
+        ranks call it.
 
         Args:
             parts: what this rank computes, in order. Under FSDP all ranks have equally many.
@@ -151,7 +152,7 @@ class StepEngine:
         return nullcontext() if self._average is None else self._average.acting()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns a step's state beside policy and optimizer, for checkpoints (embodied/learn/checkpoint/state.py):
+        """Returns the engine's state beside policy and optimizer, for checkpoints (embodied/learn/checkpoint/state.py):
         numbers and tensors (not copies) by name. Which names there are is a function of the configuration."""
         state: dict[str, Any] = {"weight_version": self.weight_version, **self.finite.state_dict()}
         if self.loss_scale.enabled:
@@ -191,7 +192,7 @@ class Stepping:
 
 
 def under(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Entries ``prefix.name`` of a state, as ``name``."""
+    """Selects the entries ``prefix.name`` of a state dict, as ``name``."""
     return {name.partition(".")[2]: value for name, value in state.items() if name.startswith(f"{prefix}.")}
 
 

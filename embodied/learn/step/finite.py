@@ -12,7 +12,7 @@ from embodied.errors import NumericalError
 
 @dataclass
 class FiniteUpdates:
-    """Decides whether each update may be made.
+    """Guards updates against a loss or gradient that is not finite; ends the run after ``limit`` such updates in a row.
 
     Args:
         limit: the run ends when this many updates in a row were not finite.

@@ -78,7 +78,7 @@ class OwnRecords:
     spare: int | None = None
 
     def light(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """The decisions in ``rows`` int64 [n] with their encoded instructions, [n, …]; no observations."""
+        """Copies the decisions in ``rows`` int64 [n] with their encoded instructions, [n, …]; no observations."""
         decisions = {name: self.arrays[name][rows] for name in self.policy.spec.decision}
         return decisions | {name: values.numpy() for name, values in self.encoded_instructions(rows).items()}
 
@@ -99,7 +99,7 @@ class OwnRecords:
 
     @property
     def unused(self) -> np.ndarray:
-        """Row of a placeholder record for passes that count nothing, int64 [1]."""
+        """Slab row of a placeholder record, for passes that FSDP requires and nothing is counted of: int64 [1]."""
         return np.asarray(self.results[0].rows[:1] if self.spare is None else [self.spare], np.int64)
 
     def among(self, ranks: Tensor, chosen: Tensor) -> Tensor:
@@ -150,7 +150,7 @@ class OwnRecords:
 
 
 def offloaded(wanted: bool) -> AbstractContextManager[object]:
-    """Makes a context whose forward passes leave what the backward pass needs in host memory, if that is wanted."""
+    """Makes a context whose forward passes keep their activations in host memory, if ``wanted``."""
     if not wanted or not torch.is_grad_enabled():
         return nullcontext()
     return torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available())

@@ -19,7 +19,7 @@ from embodied.protocols import Policy
 
 
 class OtherWeights:
-    """Remembers the trainable weights that ``policy`` has now."""
+    """A second set of trainable weights for ``policy``, beginning as a copy of those that it has now."""
 
     def __init__(self, policy: Policy) -> None:
         self._parameters = {name: p for name, p in policy.named_parameters() if p.requires_grad}

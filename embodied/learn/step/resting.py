@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 
 def on_host(tensor: Tensor) -> bool:
+    """Returns whether a tensor lies in host memory."""
     return tensor.device.type == "cpu"
 
 
@@ -40,7 +41,7 @@ def give_back(device: torch.device) -> None:
 
 
 class RestingState:
-    """The state tensors of an optimizer, such as Adam's moments.
+    """Moves an optimizer's state tensors, such as Adam's moments, to host memory and back.
 
     Args:
         wanted: False: they always stay where they are.
@@ -72,7 +73,7 @@ class RestingState:
 
 
 class RestingWeights:
-    """The weights of a policy beside an engine that acts in its place
+    """Moves a policy's weights to host memory while an engine acts in its place
     (:class:`embodied.runtime.engine.weights.Weights`). Buffers stay: those of language models are a few numbers.
 
     Args:

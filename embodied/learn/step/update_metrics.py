@@ -21,7 +21,8 @@ T = TypeVar("T")
 
 @dataclass
 class UpdateMetrics:
-    """Sums over the passes of one update. The upper half is this rank's, the lower half is the same on all ranks.
+    """Collects the ``train/`` metrics over the passes of one update. The upper half is this rank's, the lower half is
+    the same on all ranks.
 
     What a term measures has its name from the term (:class:`embodied.learn.terms.term.Share`).
     """
@@ -77,7 +78,7 @@ class UpdateMetrics:
                 self.per_batch[name] = self.per_batch.get(name, 0.0) + found.item()
 
     def add_to_steps(self, name: str, value: float) -> None:
-        """Add the metric ``name`` of one optimizer step."""
+        """Adds a value of the metric ``name`` for one optimizer step; the mean over steps is logged."""
         self.per_step[name] = self.per_step.get(name, 0.0) + value
 
     def add_step(self, taken: Taken) -> None:
@@ -93,7 +94,8 @@ class UpdateMetrics:
             self.grad_norm += taken.norm
 
     def add_staleness(self, updates: Tensor) -> None:
-        """Add a micro-batch; ``updates`` int64 [m]: how many there were since each record was acted."""
+        """Adds a micro-batch to the staleness metrics; ``updates`` int64 [m]: optimizer steps since each record was
+        acted."""
         self.largest["train/staleness_max"] = max(self.largest.get("train/staleness_max", 0), int(updates.max()))
         self.average("train/staleness_mean", updates, torch.ones_like(updates, dtype=torch.bool))
 

@@ -15,7 +15,7 @@ ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=(.*)", re.DOTALL)
 
 
 def assign(written: str, state: State, options: str = "") -> None:
-    """``NAME=value``, ``NAME+=value``, ``NAME=(…)``, ``NAME[index]=value``.
+    """Executes a shell assignment on ``state``: ``NAME=value``, ``NAME+=value``, ``NAME=(…)``, ``NAME[index]=value``.
 
     Args:
         options: letters of the options of ``declare``.
@@ -82,7 +82,7 @@ def _without_comments(inner: str) -> str:
 
 
 def declare(written: Sequence[str], state: State) -> None:
-    """``export``, ``declare``, ``local``, ``readonly``, ``typeset``."""
+    """Executes a shell declaration on ``state``: ``export``, ``declare``, ``local``, ``readonly``, ``typeset``."""
     options = "".join(word for word in written[1:] if word[0] in "-+")
     is_own = bool(state.saved) and written[0] in ("local", "declare", "typeset") and "g" not in options
     for word in written[1:]:

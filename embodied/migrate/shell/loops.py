@@ -16,19 +16,23 @@ MOST_ROUNDS = 1000
 
 
 class Reader(Protocol):
-    """What a loop needs of the reading that it stands in."""
+    """The interpreter of shell nodes that runs a loop's body; a part of :mod:`embodied.migrate.shell.run`."""
 
-    def sequence(self, nodes: Iterable[Node], state: State) -> list[State]: ...
+    def sequence(self, nodes: Iterable[Node], state: State) -> list[State]:
+        """Interprets nodes one after another; returns the states after the last."""
 
-    def node(self, node: Node, state: State) -> list[State]: ...
+    def node(self, node: Node, state: State) -> list[State]:
+        """Interprets one node; returns the states after it, one for each way through its branches."""
 
-    def counted(self, sum_: str, state: State) -> list[State]: ...
+    def counted(self, sum_: str, state: State) -> list[State]:
+        """Evaluates an arithmetic expression as a command; its value sets the exit status."""
 
-    def words_of(self, rest: str, node: Node) -> tuple[list[str], int]: ...
+    def words_of(self, rest: str, node: Node) -> tuple[list[str], int]:
+        """Splits the simple command at the beginning of ``rest`` into raw words, and gives its end offset."""
 
 
 def for_each(run: Reader, node: Node, state: State) -> list[State]:
-    """``for NAME in WORDS`` and ``select``."""
+    """Interprets ``for NAME in WORDS`` and ``select``; returns the states in which the loop may end."""
     name, body = raw(node.child_by_field_name("variable")), node.child_by_field_name("body")
     named = next(iter(node.children_by_field_name("value")), None)
     written = run.words_of(rest_of(named), node)[0] if named is not None else ['"$@"']
@@ -49,7 +53,7 @@ def for_each(run: Reader, node: Node, state: State) -> list[State]:
 
 
 def round_(run: Reader, body: Node, states: Sequence[State]) -> list[State]:
-    """Goes through the body once."""
+    """Interprets a loop's body once from each state; returns the states after it."""
     found = different(one for now in states for one in ([now] if now.ended else run.node(body, now)))
     for one in found:
         one.ended = "" if one.ended == "continue" else one.ended
@@ -57,7 +61,7 @@ def round_(run: Reader, body: Node, states: Sequence[State]) -> list[State]:
 
 
 def perhaps(run: Reader, body: Node, state: State, *more: str) -> list[State]:
-    """A loop of which nobody knows how often it is gone through."""
+    """Interprets a loop whose number of rounds cannot be known: what its body assigns is unknown afterwards."""
     state.status = True
     unsure = state.copy()
     for name in (*more, *names_assigned(body)):
@@ -66,7 +70,7 @@ def perhaps(run: Reader, body: Node, state: State, *more: str) -> list[State]:
 
 
 def while_or_until(run: Reader, node: Node, state: State) -> list[State]:
-    """A loop over the script's arguments is left out, as it runs without any."""
+    """Interprets ``while`` and ``until``. A loop over the script's arguments is left out, as it runs without any."""
     body = node.child_by_field_name("body")
     tests = [child for child in node.named_children if child.start_byte < body.start_byte]
     asked = " ".join(map(raw, tests))
@@ -76,7 +80,7 @@ def while_or_until(run: Reader, node: Node, state: State) -> list[State]:
 
 
 def counting(run: Reader, node: Node, state: State) -> list[State]:
-    """``for ((BEGIN; TEST; STEP))``."""
+    """Interprets ``for ((BEGIN; TEST; STEP))``."""
     begin, test, step = parts_of_for(raw(node))
     state = run.counted(begin or "0", state)[0]
     return loop(run, test or "1", node.child_by_field_name("body"), step or "0", state, True)
@@ -85,6 +89,7 @@ def counting(run: Reader, node: Node, state: State) -> list[State]:
 def loop(
     run: Reader, tests: Sequence[Node] | str, body: Node, step: str | None, state: State, wanted: bool
 ) -> list[State]:
+    """Interprets rounds of a loop until its test's status differs from ``wanted``, at most ``MOST_ROUNDS``."""
     states, out = [state], list[State]()
     for _ in range(MOST_ROUNDS):
         going = []

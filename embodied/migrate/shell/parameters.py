@@ -21,7 +21,7 @@ ALL = ("@", "*")
 
 
 class Reader(NamedTuple):
-    """What reads the words that stand within a parameter.
+    """Expands the words within a ``${…}``: the shell state, and the function that does it.
 
     Args:
         expand: a word, what the shell knows, and whether it is in quotes → what its parts stand for.
@@ -32,7 +32,7 @@ class Reader(NamedTuple):
 
 
 def parameter(inner: str, source: str, reader: Reader, in_quotes: bool) -> list[Piece]:
-    """Returns what a parameter stands for.
+    """Expands a shell parameter ``$NAME`` or ``${…}``; unknown text where only a run could tell.
 
     Args:
         inner: what stands in its braces.

@@ -19,7 +19,7 @@ SIGNS = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "E"
 
 
 def words(raw: str, state: State) -> list[Text]:
-    """Returns the words that a word of a command stands for.
+    """Expands a raw shell word into the words of a command.
 
     Args:
         raw: as the script writes it.
@@ -38,12 +38,12 @@ def _braces(raw: str) -> list[str]:
 
 
 def text(raw: str, state: State) -> Text:
-    """Returns the one text that a word stands for, as an assignment takes it."""
+    """Expands a raw shell word into one text, as an assignment does."""
     return as_text(pieces(_home(raw), state))
 
 
 def pattern(raw: str, state: State, itself: Callable[[str], str] = patterns.itself) -> Text:
-    """Returns a pattern of which what is quoted stands for itself.
+    """Expands a raw shell word into a pattern, in which quoted text matches only itself.
 
     Args:
         itself: makes a pattern of a quoted text.
@@ -57,7 +57,7 @@ def _home(raw: str) -> str:
 
 
 def pieces(raw: str, state: State, in_quotes: bool = False) -> Iterator[Piece]:
-    """The parts of a word, with what they stand for.
+    """Expands a raw shell word piece by piece: quotes, parameters, substitutions.
 
     Args:
         in_quotes: the word stands within double quotes.

@@ -183,7 +183,7 @@ def as_gif(video: Path) -> bytes:
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields ``(dotted key, value)``; lists are written as JSON."""
+    """Flattens a nested configuration to ``(dotted key, value)``; lists are written as JSON."""
     for key, value in config.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")

@@ -48,7 +48,8 @@ class Tile:
 
 
 def write_grid(tiles: Sequence[Tile], path: Path, goes_on: Callable[[], bool] = lambda: True) -> bool:
-    """Writes the grid of up to :data:`MOST_TILES` tiles, spread evenly over ``tiles``, whole or not at all.
+    """Writes a video of up to :data:`MOST_TILES` episodes side by side, spread evenly over ``tiles``, whole or not at
+    all; returns whether it was written.
 
     Tiles are 64 to 256 pixels wide and the file has at most :data:`MOST_BYTES` bytes.
 
@@ -94,7 +95,7 @@ def spread(tiles: Sequence[Tile], most: int) -> list[Tile]:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the tiles stand. All sizes in pixels, and even."""
+    """Grid layout of a video of episodes side by side. All sizes in pixels, and even."""
 
     columns: int
     rows: int

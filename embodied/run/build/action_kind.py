@@ -18,7 +18,7 @@ SAMPLED = ("do_sample", "temperature", "top_k", "top_p")
 
 
 class ActionKind(Protocol):
-    """The questions of a run that robots and texts answer differently."""
+    """Answers the questions about a run that differ between envs of robots and of texts."""
 
     @property
     def has_steps(self) -> bool:
@@ -31,7 +31,7 @@ class ActionKind(Protocol):
         ...
 
     def max_steps(self, asked: int, usual: int) -> int:
-        """Returns the limit of an episode.
+        """Returns the step limit of an episode: ``asked`` if it is set, else the env's own ``usual`` one.
 
         Args:
             asked: the limit that the configuration sets.
@@ -44,7 +44,7 @@ class ActionKind(Protocol):
         ...
 
     def refuse_texts(self, error: EmbodiedError) -> None:
-        """Raises ``error`` if the env takes text."""
+        """Raises ``error`` if the env is one of texts."""
         ...
 
     def read_demonstrations(self, config: schema.Config, spec: EnvSpec, kwargs: Mapping[str, Any]) -> Demonstrated:
@@ -75,7 +75,8 @@ class ActionKind(Protocol):
         ...
 
     def longest_prompt(self, tasks: Sequence[str], known: Iterable[str], most: Callable[[], str]) -> str:
-        """Returns the longest instruction that a policy gets.
+        """Returns the longest instruction that a policy is given: of ``tasks``, else of the ``known`` prompts, else of
+        the ``most`` that it takes.
 
         Args:
             tasks: of the env.
@@ -93,7 +94,7 @@ class ActionKind(Protocol):
         ...
 
     def video(self, file: str) -> str | None:
-        """Returns the file of an episode's video; None if there is nothing to see."""
+        """Returns the file of an episode's video; None for texts, of which there is nothing to see."""
         ...
 
     def kept_texts(self, count: int) -> int:
@@ -199,7 +200,7 @@ ROBOT, TEXT = RobotKind(), TextKind()
 
 
 def kind_of(spec: EnvSpec) -> ActionKind:
-    """Returns the kind for an env's actions."""
+    """Chooses robot or text by the action of an env's spec."""
     return TEXT if isinstance(spec.action, TextAction) else ROBOT
 
 

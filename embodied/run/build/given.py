@@ -22,7 +22,8 @@ from embodied.types import EnvSpec
 
 @dataclass(frozen=True)
 class ConfiguredEnv:
-    """``env.train`` or ``env.eval`` with what its env offers. Sides of equal ``identity`` can share their workers."""
+    """One configured env of a run, ``env.train`` or ``env.eval``, with what its class offers. Sides of equal
+    ``identity`` can share their workers."""
 
     name: str
     config: schema.EnvSideConfig

@@ -30,7 +30,8 @@ from embodied.types import EnvSpec, EpisodeResult
 
 @dataclass(frozen=True)
 class Answers:
-    """Keeps prompt and last answer of each episode that ends, while its last row still stands in the slab.
+    """Collects, for a reward model, prompt and last answer of each episode that ends, while its last row still stands
+    in the slab.
 
     Args:
         arrays: the slab's.
@@ -50,7 +51,7 @@ class Answers:
 
 
 class ModelReward:
-    """Scores the answers of rollouts.
+    """Scores rollouts' text answers with a reward model and adds the weighted scores to the rewards.
 
     Args:
         weight: factor on a score.
@@ -99,7 +100,7 @@ class ModelReward:
 
 
 class TogetherReward(ModelReward):
-    """Scores the answers of all processes at one time: each holds a part of the reward model."""
+    """Scores the answers of all processes at one time with a reward model of which each process holds a part."""
 
     together = True
 

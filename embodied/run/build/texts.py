@@ -25,7 +25,7 @@ from embodied.types import EnvSpec, EpisodeResult
 
 
 class Generations:
-    """Keeps the last answer of the first ``most`` episodes of an evaluation's plan.
+    """Keeps, for ``generations/``, the last answer of the first ``most`` episodes of an evaluation's plan.
 
     Args:
         arrays: the slab's.
@@ -63,7 +63,7 @@ def last_answer(env: EnvSpec, arrays: Mapping[str, np.ndarray], result: EpisodeR
 
 @dataclass(frozen=True)
 class Details:
-    """Details that are shown of an answer, besides its text.
+    """Chooses what is recorded of an answer beside its text: the full prompt, tokens with their log-probs.
 
     Args:
         policy: what has answered; None = nothing is shown.
@@ -113,7 +113,8 @@ class Details:
 
 
 def write(file: Path, kept: list[dict[str, Any]], protocol: Mapping[str, str | None]) -> None:
-    """Writes answers of all processes, in the plan's order, each with name and hash of the evaluation's protocol."""
+    """Writes the kept answers of all processes to ``file``, in the plan's order, each with name and hash of the
+    evaluation's protocol."""
     file.parent.mkdir(exist_ok=True)
     ordered = sorted(kept, key=lambda one: one["episode"])
     lines = [_line({**one, "protocol": protocol}) for one in ordered]
@@ -131,7 +132,7 @@ def _line(answer: Mapping[str, Any]) -> str:
 
 
 def generations_table(kept: list[dict[str, Any]]) -> tuple[str, list[str], list[list[Cell]]]:
-    """Returns answers as a table of trackers: its name, its columns, its rows. A conversation is written as JSON."""
+    """Makes the trackers' table of kept answers: its name, its columns, its rows. A conversation is written as JSON."""
     columns = ["episode", "prompt", "response", "reward", "success"]
     rows = []
     for one in sorted(kept, key=lambda one: one["episode"]):

@@ -39,7 +39,7 @@ Place = tuple[int, int]
 
 
 def read(path: Path, side: ConfiguredEnv) -> dict[Place, list[str]]:
-    """Reads the answers to each problem, in the order of the file.
+    """Reads a file of answers to the env's problems: problem → its answers, in the order of the file.
 
     Raises:
         ConfigError: the env has several turns, or does not say its prompts and the file names no numbers.
@@ -89,7 +89,7 @@ def _texts(row: Mapping[str, Any], where: str) -> list[str]:
 
 
 class Places:
-    """Finds the problem that a row names."""
+    """Looks up the problem of the env that a row of an answers file names."""
 
     def __init__(self, side: ConfiguredEnv) -> None:
         self._side, self._spec = side, side.spec
@@ -97,7 +97,8 @@ class Places:
         self._rows: dict[int, range | dict[int, int]] = {}  # task → rows of its starts, or row → the first start of it
 
     def of(self, row: Mapping[str, Any], where: str) -> Place:
-        """Returns the problem. Raises :class:`DatasetError` if there is none, or if the row also has another prompt."""
+        """Returns the problem that ``row`` names. Raises :class:`DatasetError` if there is none, or if the row also has
+        another prompt."""
         if isinstance(start := row.get("start"), Mapping):
             place = self._numbered(start.get("task_id", 0), start.get("init_state_id"), where)
             return self._same(place, row.get("prompt"), where)
@@ -203,7 +204,7 @@ def _text(prompt: Any, where: str) -> str:
 
 
 def start_at(place: Place, side: ConfiguredEnv) -> Start:
-    """Returns the start of a problem in an evaluation."""
+    """Returns the start of a problem in an evaluation, with the evaluation's seed."""
     task, number = place
     assert isinstance(side.config, EnvEvalConfig)
     return Start(task, number, EVAL_SEEDS + side.config.seed + number)
@@ -233,7 +234,7 @@ class Counts:
 
 
 class FileAnswers(StandIn):
-    """Answers of a file in place of a policy.
+    """Stand-in for a policy that gives the answers of a file.
 
     Args:
         found: problem → answers to it.

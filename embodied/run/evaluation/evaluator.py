@@ -280,7 +280,7 @@ class Evaluator:
 
 
 def planned(config: Config, side: ConfiguredEnv) -> list[Episode]:
-    """Returns the episodes of the policy's evaluation, without perturbed ones and without videos."""
+    """Plans the unperturbed episodes of a policy's evaluation, without videos."""
     assert isinstance(side.config, EnvEvalConfig)
     return eval_plan(
         side.spec, episodes_per_task=side.config.episodes_per_task, env_seed=side.config.seed,

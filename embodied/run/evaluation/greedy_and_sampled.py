@@ -23,7 +23,8 @@ NAMES = ("greedy", "sampled")
 
 
 def evaluations(composed: Composed) -> dict[str, Composed]:
-    """Returns the evaluations that are asked for: ending of their files' names → their configuration."""
+    """Splits the evaluation into those that ``do_sample: both`` asks for, greedy and sampled: ending of their files'
+    names → configuration."""
     if composed.config.algorithm.val_sampling_params.do_sample != "both":
         return {"": composed}
     return {"": _drawn(composed, sampled=False), SAMPLED: _drawn(composed, sampled=True)}
@@ -43,7 +44,7 @@ def _drawn(composed: Composed, sampled: bool) -> Composed:
 
 
 def planned(asked: Sequence[Composed]) -> list[list[str]]:
-    """Returns a line on two evaluations for the numbers that are printed before; nothing of one."""
+    """Makes the summary's row that announces a greedy and a sampled evaluation; none for a single one."""
     if len(asked) < 2:
         return []
     group = asked[-1].config.algorithm.val_group_size
@@ -52,7 +53,7 @@ def planned(asked: Sequence[Composed]) -> list[list[str]]:
 
 
 def show(console: Console, greedy: Path) -> None:
-    """Prints success of both evaluations by task, and the verdict.
+    """Prints the comparison of a greedy and a sampled evaluation: success by task, and the verdict.
 
     Args:
         greedy: its file; that of the sampled one lies beside it.

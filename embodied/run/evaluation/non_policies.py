@@ -13,7 +13,7 @@ from embodied.types import ActionSpec, ArraySpec, Elements, EnvSpec, Noise, Poli
 
 
 class StandIn:
-    """Base of a stand-in for a policy: it has no weights.
+    """Base class of stand-ins for a policy in evaluations: they have an action and no weights.
 
     Args:
         action: what the env takes; each decision is one of them.
@@ -36,7 +36,7 @@ class StandIn:
 
 
 class ImmediatePort(ABC):
-    """A policy port that answers all that waits at each poll
+    """Base class of a policy port that answers everything pending at each poll
     (:class:`embodied.runtime.policy.policy_port.PolicyPort`)."""
 
     def __init__(self, slab: Slab) -> None:

@@ -36,7 +36,7 @@ NOT_HELD_TO = ("weights", "env_max_steps", "reward_mode", "reward_coef", "use_re
 
 @dataclass(frozen=True)
 class Protocol:
-    """The protocol of one evaluation."""
+    """The protocol that an evaluation was made under: its name, the hash of its keys, deviations from the named one."""
 
     name: str | None  # protocol=NAME; None: the keys as they were
     hash: str
@@ -59,7 +59,7 @@ class Protocol:
 def protocol(
     composed: Composed, side: ConfiguredEnv, under: Conditions, facts: Sequence[WorkerFacts], policy: object
 ) -> Protocol:
-    """Returns the protocol of an evaluation of ``side`` under ``under``.
+    """Determines the protocol of an evaluation of ``side`` under the conditions ``under``.
 
     Args:
         facts: what its env workers have found.
@@ -82,15 +82,15 @@ def protocol(
 
 
 def pictures(policy: object, model: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns how pictures are prepared: as the policy says, else as the keys of ``actor.model`` do."""
+    """Returns how the policy prepares pictures: as it says itself, else as the keys of ``actor.model`` do."""
     if isinstance(policy, PreparesPictures):
         return dict(policy.pictures())
     return {key: model[key] for key in PICTURES if key in model}
 
 
 def others(config: Mapping[str, Any], prepared: Mapping[str, Any]) -> list[str]:
-    """Returns the keys on pictures that the protocol sets for some kind of model, and that ``prepared`` has otherwise:
-    nothing can be set of an exported program."""
+    """Lists the protocol's keys on pictures that an exported program, whose ``prepared`` cannot be changed, deviates
+    from."""
     wanted: dict[str, list[Any]] = {}
     for keys in config["protocol"]["of_model"].values():
         for key, value in keys.items():
@@ -106,7 +106,7 @@ def short_hash(value: Any) -> str:
 
 
 def described(facts: Sequence[WorkerFacts]) -> dict[str, str]:
-    """Returns renderer, driver and versions that the env workers found; where workers differ, all of them."""
+    """Summarises renderer, driver and versions that the env workers report; where workers differ, all of them."""
     found: dict[str, dict[str, None]] = {}
     for fact in facts:
         for name, value in {"renderer": fact.renderer, "driver": fact.driver, **fact.versions}.items():
@@ -115,7 +115,8 @@ def described(facts: Sequence[WorkerFacts]) -> dict[str, str]:
 
 
 def warning(found: Protocol) -> str | None:
-    """Returns a sentence if initial states are evaluated as held out and training may have started from them."""
+    """Returns a warning if initial states are evaluated as held out although training may have started from them; else
+    None."""
     if not found.keys["held_out_states"] or found.held_out_in_training:
         return None
     if found.held_out_in_training is None:

@@ -281,7 +281,8 @@ def _workers(config: schema.Config, sides: Sides, processes: Group) -> tuple[int
 
 
 def of_files(kwargs: Mapping[str, Any]) -> Weights | None:
-    """Counts the weights of a large checkpoint from the headers of its files; None if there is none, or a small one."""
+    """Counts the bytes of a large checkpoint's weights from the headers of its files; None if there is none, or a small
+    one."""
     total = sum(_bytes_of(file, kwargs) for file in counted_files(kwargs.get("model_path")))
     if total < LARGE:
         return None

@@ -21,8 +21,8 @@ FILLER = "0"  # one token in nearly every vocabulary; seldom a part of a longer 
 
 
 def longest(config: Config, sides: Sides, demonstrations: Demonstrated, policy: Policy) -> str:
-    """Returns the longest instruction that the policy is given: of robots the longest task; of texts the longest of
-    some prompts, where they are known before the run, else one as long as the policy takes."""
+    """Returns the longest instruction that the policy is given, for counting memory: of robots the longest task; of
+    texts the longest of some prompts, where they are known before the run, else one as long as the policy takes."""
     supervised = config.runner.task.supervised
     side = sides.eval if only_evaluates(config) and not supervised else sides.train
     shown = (one.instruction for one in demonstrations.train if isinstance(one, Written))

@@ -160,7 +160,7 @@ class Collector:
         return results
 
     def plan(self, iteration: int, sampling_round: int = 0) -> list[Episode]:
-        """Makes the plan of an iteration, or that of a refill."""
+        """Makes the plan of an iteration's episodes, or that of a refill (``sampling_round`` above 0)."""
         config, side = self._config, self._side
         plan = train_plan(
             side.spec, seed=config.data_seed, iteration=iteration, episodes=self._sizes.episodes,
@@ -196,7 +196,7 @@ class Collector:
 
 
 def shown(result: EpisodeResult, prompt: str, answer: str, details: Mapping[str, Any]) -> str:
-    """Returns an episode as ``rollout.print_outputs`` prints it."""
+    """Formats an episode's prompt and answer as ``rollout.print_outputs`` prints it."""
     number, gain = result.episode.episode_id, result.episode_return
     lines = [f"episode {number}, return {gain:g}", f"prompt: {prompt!r}"]
     if "full_prompt" in details:

@@ -46,14 +46,14 @@ GoOn = Callable[[float | None], bool]
 
 @dataclass(frozen=True)
 class Ran:
-    """A rollout, and the seconds of its sections."""
+    """The collected episodes of a rollout, and the seconds of its sections."""
 
     collected: Collected
     seconds: Mapping[str, float]
 
 
 class Synchronous:
-    """Rollout, then update: nothing else runs beside either.
+    """Schedules an iteration: rollout, then update; nothing runs beside either.
 
     Args:
         env: of training.
@@ -66,7 +66,7 @@ class Synchronous:
         self._collector, self._trainer, self._reporter = collector, trainer, reporter
 
     def iteration(self, iteration: int, stop: StopSignal) -> dict[str, float]:
-        """Collects and updates, after ``iteration`` iterations; returns the metrics of both.
+        """Makes one iteration, after ``iteration`` were done: rollout and update; returns the metrics of both.
 
         Raises:
             Stopped: in all processes; a signal has ended rollout or update in one.
@@ -78,7 +78,7 @@ class Synchronous:
         return self._metrics(ran, updated)
 
     def close(self) -> None:
-        """Ends what runs beside; here nothing does."""
+        """Ends what runs beside the iteration; here nothing does."""
 
     def _run(
         self, iteration: int, stop: StopSignal, before: Ran | None = None, ended: Callable[[], None] = lambda: None
@@ -123,7 +123,8 @@ class Synchronous:
 
 
 class OneStepOff(Synchronous):
-    """An update, and beside it the rollout after the one that it learns from."""
+    """Schedules an iteration one step off-policy: an update, and beside it the rollout that the next update
+    learns from."""
 
     def __init__(
         self, config: Config, env: Env, processes: Group, collector: Collector, trainer: Trainer, reporter: Reporter
@@ -172,7 +173,7 @@ class OneStepOff(Synchronous):
 
 
 def processes_of(algorithm: AlgorithmConfig, processes: Group) -> Group:
-    """Returns the processes of the rollout, which may exchange results while an update exchanges gradients. A
+    """Returns the group in which the rollout's processes exchange results while an update exchanges gradients. A
     collective of the processes that are connected."""
     hosts = processes.of("rollout")
     return hosts.beside() if algorithm.max_staleness else hosts
@@ -181,14 +182,14 @@ def processes_of(algorithm: AlgorithmConfig, processes: Group) -> Group:
 def make_turns(
     config: Config, env: Env, processes: Group, collector: Collector, trainer: Trainer, reporter: Reporter
 ) -> Synchronous:  # fmt: skip
-    """Makes the order that ``algorithm.max_staleness`` asks for."""
+    """Makes the schedule of rollouts and updates that ``algorithm.max_staleness`` asks for."""
     kind = OneStepOff if config.algorithm.max_staleness else Synchronous
     return kind(config, env, processes, collector, trainer, reporter)
 
 
 @contextmanager
 def apart_from_other_threads() -> Iterator[None]:
-    """Keeps this thread from changing how autocast computes in others.
+    """Context that keeps this thread's autocast from changing the weights that other threads compute with.
 
     Autocast keeps the weights that it has cast in one table for all threads, and a thread that leaves its outermost
     autocast empties it. A weight that is used twice in a pass would then be cast twice, or once, depending on what

@@ -32,7 +32,7 @@ MOSTLY = 0.98  # least share of their tokens that the policy's own distribution 
 
 @dataclass(frozen=True)
 class FirstTexts:
-    """Records of an engine's first texts, taken out of their rows, which others may soon have."""
+    """Copies of the first records that an engine generated, to compare its log-probs with the policy's."""
 
     records: Mapping[str, torch.Tensor]  # observations and decisions, on the device
     logprobs: np.ndarray  # log-probs that the engine gave, [n, tokens]
@@ -40,7 +40,7 @@ class FirstTexts:
 
 
 class EnginePort:
-    """Answers observations with texts that an engine writes. See
+    """A policy port whose texts an inference engine generates. See
     :class:`embodied.runtime.policy.policy_port.PolicyPort`.
 
     The engine adds numbers up in another order when it works on other texts at the same time. So a text is a function

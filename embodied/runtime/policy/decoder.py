@@ -25,7 +25,7 @@ from embodied.types import Decision, EnvSpec, Sampling
 
 
 class Decoder:
-    """Answers observations by decoding, ``lanes`` at a time.
+    """A policy port that answers observations by decoding token by token, ``lanes`` at a time.
 
     Args:
         policy: a policy that is :class:`embodied.protocols.Decodes`.

@@ -80,7 +80,7 @@ def _step_fields(spec: EnvSpec) -> dict[str, ArraySpec]:
 
 
 class Experts:
-    """Serves the commands of slots that have an env with an expert each, one after another."""
+    """Executes commands for slots that have an env with a scripted expert each, one after another."""
 
     def __init__(
         self, envs: Mapping[int, tuple[Env, Slot]], job: ExpertJob, slab: Slab, completions: Ring,

@@ -35,7 +35,7 @@ from embodied.schema.rules.sides import followed, followed_still, followers, key
 
 @dataclass(frozen=True)
 class Composed:
-    """The configuration that the command line asked for."""
+    """A checked configuration with what it was composed from."""
 
     config: Config
     resolved: dict[str, Any]  # plain mapping with every default; saved, and compared on resume

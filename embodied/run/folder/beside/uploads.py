@@ -31,7 +31,7 @@ STOPPED_S = 5.0  # time limit for uploads after a stop signal, if so much time i
 
 
 class Uploads:
-    """The uploads of one run. Any thread may call it.
+    """Uploads a run's exported folders to the configured stores. Any thread may call it.
 
     Args:
         run: name of the run.
@@ -56,12 +56,12 @@ class Uploads:
         return [folder for way in self._ways for folder in way.reading if folder is not None]
 
     def exported(self, folder: Path) -> None:
-        """Sends a folder that is whole now, or at the end of the run if no newer one comes."""
+        """Queues the upload of an exported folder, at once or as the last at the end of the run."""
         for way in self._ways:
             way.exported(folder)
 
     def finish(self, stop: StopSignal) -> None:
-        """Waits for the uploads, as long as may be."""
+        """Waits for the uploads, for a limited time."""
         for way in self._ways:
             way.last()
         if self._sending():
@@ -75,7 +75,7 @@ class Uploads:
         return [row for way in self._ways for row in way.rows()]
 
     def close(self) -> None:
-        """Ends an upload that goes on, and says what is missing if the run has not come to its end."""
+        """Ends an upload in progress, and says what is missing if the run has not come to its end."""
         if self._sending() or any(way.pending for way in self._ways):
             self._end()
             for row in self.rows():

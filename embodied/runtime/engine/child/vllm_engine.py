@@ -24,7 +24,7 @@ from vllm.sampling_params import RequestOutputKind
 
 
 def make(setup: dict[str, Any]) -> VLLM:
-    """Makes the engine.
+    """Makes the vLLM engine.
 
     Args:
         setup: ``folder`` (config.json and tokenizer), ``dtype``, ``max_model_len``, ``max_num_seqs``,
@@ -90,7 +90,7 @@ def _differing(found: list[list[dict[str, Any]]]) -> list[str]:
 
 
 def parameters(sampling: dict[str, Any], seed: int) -> SamplingParams:
-    """Returns how one text is sampled. The likeliest token is that of temperature 0, which reads no seed."""
+    """Makes vLLM's sampling parameters of one text. Greedy decoding is temperature 0, which reads no seed."""
     drawn = sampling["do_sample"]
     return SamplingParams(
         temperature=sampling["temperature"] if drawn else 0.0,
@@ -109,15 +109,15 @@ def parameters(sampling: dict[str, Any], seed: int) -> SamplingParams:
 
 
 def answer(number: int, text: Any) -> Answer:
-    """Returns the tokens of a text that is whole, with their log-probs."""
+    """Converts a finished text of vLLM to its tokens and their log-probs."""
     tokens = list(text.token_ids)
     found = [chosen[token].logprob for token, chosen in zip(tokens, text.logprobs, strict=True)]
     return Answer(number, tokens, found)
 
 
 def arguments_of(options: dict[str, Any]) -> dict[str, Any]:
-    """The options as arguments of ``EngineArgs``. Versions without the argument take the attention's kernels from the
-    environment.
+    """Converts options to arguments of vLLM's ``EngineArgs``. Versions without the argument take the attention's
+    kernels from the environment.
 
     Raises:
         ValueError: this version knows one of them no longer, or not yet.
