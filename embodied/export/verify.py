@@ -240,8 +240,7 @@ def _asked(named: str, overrides: Sequence[str], config_dirs: Sequence[str], log
 
 @dataclass(frozen=True)
 class Ran:
-    """Results of one policy's verification episodes, in the plan's order; observations of the first of them, with the
-    actions taken."""
+    """Results of one policy's verification episodes, in the plan's order, with the first observations and actions."""
 
     results: list[EpisodeResult]
     seen: Examples
@@ -304,8 +303,7 @@ class _Runs:
 def agreement(
     policy: Policy, theirs: Ran, env: EnvSpec, within: Tolerance, batch: int, device: torch.device
 ) -> Agreement:  # fmt: skip
-    """Has ``policy`` answer the observations of another policy's episodes, in batches of the same size, and compares
-    the greedy actions."""
+    """Compares ``policy``'s greedy actions with another's, on the same observations in batches of the same size."""
     assert theirs.seen.obs is not None
     policy.bind(env)
     obs = {name: theirs.seen.obs[name] for name in fields_of(env)}
@@ -326,8 +324,7 @@ def agreement(
 
 
 def distance(one: np.ndarray, other: np.ndarray, env: EnvSpec) -> np.ndarray:
-    """Computes element-wise action differences: of numbers as shares of their range [N, …], of other actions 0 or 1 for
-    each decision."""
+    """Computes differences of actions: numbers as shares of their range [N, …], choices as 0 or 1 for each decision."""
     if isinstance(env.action, ContinuousAction):
         low, high = np.array(env.action.low, np.float64), np.array(env.action.high, np.float64)
         bounded = np.isfinite(high - low) & (high > low)

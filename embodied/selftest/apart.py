@@ -18,7 +18,7 @@ REFUSED = 3  # exit status: the last line of what was printed is an error as JSO
 
 
 def ask(module: str, what: str, file: Path, device: str) -> None:
-    """Runs ``python -m MODULE WHAT FILE``, which is to write the file (:func:`answer`).
+    """Runs ``python -m MODULE WHAT FILE`` in a child process, which writes its result to the file (:func:`answer`).
 
     Args:
         device: that is tested: what draws or simulates on a GPU takes this one.
@@ -45,7 +45,7 @@ def ask(module: str, what: str, file: Path, device: str) -> None:
 
 
 def placed(device: str, gpus: Sequence[int]) -> dict[str, str]:
-    """Returns the variables by which an env's process finds a GPU (:mod:`embodied.runtime.pool.placement`).
+    """Returns the environment variables by which an env's process finds a GPU (:mod:`embodied.runtime.pool.placement`).
 
     Args:
         gpus: those that this process may use, as nvidia-smi counts.
@@ -57,7 +57,7 @@ def placed(device: str, gpus: Sequence[int]) -> dict[str, str]:
 
 
 def answer(work: Callable[[str, Path], None], argv: Sequence[str]) -> int:
-    """Does the work of such a process; returns its exit status."""
+    """Runs ``work`` in the child process that :func:`ask` started; returns its exit status."""
     try:
         work(argv[0], Path(argv[1]))
     except EmbodiedError as error:

@@ -18,7 +18,7 @@ LEAST = 20 * 2**30  # bytes that are free of the smallest GPU that experiment=li
 
 
 def lacks_room(place: Place) -> str:
-    """Says why the device cannot hold the policy and learn; empty if it can."""
+    """Says why the device has too little memory for training the 7B policy; empty if it has enough."""
     if not place.on_gpu:
         return "a network of 7B parameters is for a GPU, and the device is cpu"
     torch.cuda.empty_cache()  # gives freed memory back to the device
@@ -29,7 +29,7 @@ def lacks_room(place: Place) -> str:
 
 
 def built(place: Place, keys: tuple[str, ...]) -> Made:
-    """Builds a policy whose random weights are drawn where they stay."""
+    """Builds the 7B policy, whose random weights are drawn on the device."""
     exact_arithmetic()
     use(place.device)
     config, sides = configured(place.device, *keys)

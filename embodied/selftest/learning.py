@@ -18,7 +18,7 @@ from embodied.types import Evaluation, PolicySpec
 
 @dataclass(frozen=True)
 class Learned:
-    """One optimizer step, on the CPU."""
+    """Results of one optimizer step, copied to the CPU: loss, gradients, weights, log-probs afterwards."""
 
     loss: float
     gradients: Mapping[str, Tensor]  # unclipped
@@ -27,7 +27,7 @@ class Learned:
 
 
 def decide(made: Made, asked: Question) -> dict[str, Tensor]:
-    """Answers a question on the policy's device; returns the decision on the CPU."""
+    """Has the policy act on observations, on its device; returns the decision on the CPU."""
     here = asked.on(made.device)
     with torch.inference_mode():
         fields = made.policy.act(here.obs, here.noise, made.drawn).fields
@@ -35,14 +35,14 @@ def decide(made: Made, asked: Question) -> dict[str, Tensor]:
 
 
 def evaluate(made: Made, records: Mapping[str, Tensor]) -> Evaluation:
-    """Evaluates records on the policy's device, without gradients; returns what it found on the CPU."""
+    """Evaluates records on the policy's device, without gradients; returns the result on the CPU."""
     with torch.no_grad():
         found = made.policy.evaluate(there(records, made.device), made.drawn)
     return _on_cpu(found)
 
 
 def learn(made: Made, records: Mapping[str, Tensor], engine: StepEngine | None = None) -> Learned:
-    """Makes one optimizer step on records (:func:`step`), and looks at everything.
+    """Makes one optimizer step on records (:func:`step`), and copies what it computed.
 
     Args:
         engine: whose step it is, for several steps; None = a new one.
@@ -60,14 +60,14 @@ def learn(made: Made, records: Mapping[str, Tensor], engine: StepEngine | None =
 
 
 def trained(made: Made) -> dict[str, Tensor]:
-    """Copies the weights that are trained to the CPU, by name."""
+    """Copies the trained weights to the CPU, by name."""
     return {n: _whole(p.detach()).clone() for n, p in made.policy.named_parameters() if p.requires_grad}
 
 
 def step(
     made: Made, records: Mapping[str, Tensor], engine: StepEngine, look: Callable[[], bool] = lambda: True
 ) -> float:  # fmt: skip
-    """Makes one optimizer step on records, in one pass, with numbers from −1 to 1 in place of advantages; its loss.
+    """Makes one optimizer step on records, in one pass, with numbers from −1 to 1 as advantages; returns the loss.
 
     Args:
         look: called when the gradients are there, before they are clipped.
@@ -89,12 +89,12 @@ def step(
 
 
 def engine_of(made: Made, parallel: Parallel | None = None) -> StepEngine:
-    """Makes what a run makes its optimizer steps with."""
+    """Makes the optimizer-step engine that a training run would use."""
     return StepEngine(made.policy, made.config.actor, parallel, iterations=10, max_bad_updates=1)
 
 
 def counted(spec: PolicySpec, records: Mapping[str, Tensor]) -> Tensor:
-    """Says which log-probs of records count: bool [B, n]."""
+    """Marks the log-probs of records that count, bool [B, n]: of texts those up to their length."""
     logprobs = records["logprobs"].flatten(1)
     if spec.elements.length_axis is None:
         return torch.ones_like(logprobs, dtype=torch.bool)
@@ -107,8 +107,8 @@ def tokens_of(spec: PolicySpec, fields: Mapping[str, Tensor]) -> Tensor:
 
 
 def same_so_far(spec: PolicySpec, one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Tensor:
-    """Marks tokens that two decisions share, bool [B, n]. Of texts those before the first that differs: what comes
-    behind answers something else."""
+    """Marks tokens that two decisions share, bool [B, n]; of texts those before the first that differs, since what
+    comes behind answers something else."""
     same = tokens_of(spec, one) == tokens_of(spec, other)
     if spec.elements.length_axis is None:
         return same
@@ -116,7 +116,8 @@ def same_so_far(spec: PolicySpec, one: Mapping[str, Tensor], other: Mapping[str,
 
 
 def other_decisions(spec: PolicySpec, one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> tuple[int, int]:
-    """Counts where two answers to one question part: tokens of robots; of texts those whose tokens differ anywhere.
+    """Counts differing decisions of two answers to the same observations, and all: tokens of robots; texts whose tokens
+    differ anywhere.
 
     Returns:
         how many, and of how many.
@@ -128,20 +129,20 @@ def other_decisions(spec: PolicySpec, one: Mapping[str, Tensor], other: Mapping[
 
 
 def largest(one: Tensor, other: Tensor, where: Tensor | None = None) -> float:
-    """Returns the largest difference; NaN if there is one anywhere."""
+    """Computes the largest absolute difference of two tensors; NaN if there is one anywhere."""
     gap = (one.double() - other.double()).abs().flatten(1 if where is not None else 0)
     gap = gap if where is None else gap[where]
     return float(gap.max()) if gap.numel() else float("nan")
 
 
 def rms(one: Tensor, other: Tensor, where: Tensor) -> float:
-    """Returns the root of the mean square of differences."""
+    """Computes the root mean square of two tensors' differences."""
     gap = (one.double() - other.double()).flatten(1)[where]
     return float(gap.square().mean().sqrt())
 
 
 def relative(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    """Returns the 2-norm of the difference over that of ``other``; NaN if the names are not the same."""
+    """Computes the 2-norm of two sets' difference over that of ``other``; NaN if the names are not the same."""
     if one.keys() != other.keys():
         return float("nan")
     apart = sum(float((one[name].double() - other[name].double()).square().sum()) for name in other)
@@ -150,20 +151,20 @@ def relative(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
 
 
 def unequal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> int:
-    """Counts tensors that differ in a bit, or that one of the two has not."""
+    """Counts the tensors that differ in a bit between two sets, or that one of them lacks."""
     names = one.keys() | other.keys()
     return sum(name not in one or name not in other or not same_bits(one[name], other[name]) for name in names)
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have the same type, shape and bits; those of NaN count, too."""
+    """Returns whether two tensors have the same type, shape and bits; those of NaN count, too."""
     if one.dtype != other.dtype or one.shape != other.shape:
         return False
     return torch.equal(*(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for t in (one, other)))
 
 
 def fields_of(found: Evaluation) -> dict[str, Tensor]:
-    """Returns what an evaluation found, by name."""
+    """Returns the tensors of a policy's evaluation by name: log-probs, entropy, value."""
     named = {"logprobs": found.logprobs, "entropy": found.entropy, "value": found.value}
     return {name: values for name, values in named.items() if values is not None}
 

@@ -46,7 +46,7 @@ SUMS = ("7+2-9=", "3-3+8+1=", "12=", "5+5-1+4-2+6=")
 
 @dataclass(frozen=True)
 class Made:
-    """A policy on its device, bound to its env."""
+    """A policy on its device, bound to its env, with the configuration that built it."""
 
     config: Config
     env: EnvSpec
@@ -62,7 +62,7 @@ class Made:
 
 @dataclass(frozen=True)
 class Question:
-    """Observations of B rows and the noise of their decisions, on the CPU."""
+    """Observations of B rows and the noise of their decisions, on the CPU, to ask policies."""
 
     obs: Mapping[str, Tensor]
     noise: Tensor
@@ -73,13 +73,14 @@ class Question:
 
 
 def configured(device: str, *overrides: str) -> tuple[Config, Sides]:
-    """Composes and checks a configuration of the self-test; returns it with its envs."""
+    """Composes and checks a configuration of the self-test; returns it with the envs."""
     checked = check(compose([*COMMON, f"runner.device={device}", *overrides], "train", [FOLDER]), Group())
     return checked.config, checked.sides
 
 
 def made(device: str, *overrides: str) -> Made:
-    """Builds a policy. Equal overrides give equal weights on every device: they are drawn on the CPU."""
+    """Builds a policy of the self-test. Equal overrides give equal weights on every device: they are drawn
+    on the CPU."""
     exact_arithmetic()
     use(device)
     config, sides = configured(device, *overrides)
@@ -89,7 +90,7 @@ def made(device: str, *overrides: str) -> Made:
 
 
 def use(device: str) -> None:
-    """Makes one of several GPUs that of all calls that name none, such as the capture of a graph."""
+    """Selects the current GPU, which calls that name none use, such as the capture of a graph."""
     if (index := torch.device(device).index) is not None:
         torch.cuda.set_device(index)
 
@@ -101,7 +102,7 @@ def exact_arithmetic() -> None:
 
 
 def question(made: Made, rows: int, seed: int = 0) -> Question:
-    """Draws observations of the policy's env, and noise: a function of the arguments alone."""
+    """Draws random observations of the policy's env, and noise: a function of the arguments alone."""
     env, random = made.env, np.random.default_rng(seed)
     obs: dict[str, Tensor] = {}
     for name, field in env.obs.items():
@@ -119,5 +120,5 @@ def question(made: Made, rows: int, seed: int = 0) -> Question:
 
 
 def there(fields: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Copies fields to a device."""
+    """Copies named tensors to a device."""
     return {name: values.to(device) for name, values in fields.items()}

@@ -20,7 +20,7 @@ JSON, HTML = "selftest.json", "selftest.html"
 def as_plain(
     asked: Mapping[str, Any], machine: Mapping[str, Any], results: Sequence[Result], seconds: float, ended: str
 ) -> dict[str, Any]:
-    """Returns an object of JSON.
+    """Makes the JSON object of a self-test's report.
 
     Args:
         asked: device, minutes, parts.
@@ -45,5 +45,5 @@ def write(file: Path, text: str) -> None:
 
 
 def as_text(plain: Mapping[str, Any]) -> str:
-    """Returns the JSON."""
+    """Formats the JSON object of a self-test's report as text."""
     return json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False) + "\n"

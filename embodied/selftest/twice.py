@@ -14,8 +14,8 @@ MOVED = 0.05  # of the norm of what was learned: Adam's first step takes the sig
 
 
 def gradients(what: str, one: Mapping[str, Tensor], other: Mapping[str, Tensor], on_gpu: bool) -> Iterator[Measured]:
-    """Yields whether two backward passes are one: on a CPU bit by bit, on a GPU, whose attention adds up gradients in
-    any order, within rounding."""
+    """Measures whether the gradients of two equal backward passes are the same: on a CPU bit by bit, on a GPU, whose
+    attention adds up gradients in any order, within rounding."""
     yield from _same(what, one, other, on_gpu)
     if on_gpu:
         yield at_most(f"{what}, apart, share of their norm", learning.relative(one, other), GRADIENT)
@@ -24,7 +24,7 @@ def gradients(what: str, one: Mapping[str, Tensor], other: Mapping[str, Tensor],
 def weights(
     what: str, one: Mapping[str, Tensor], other: Mapping[str, Tensor], began: Mapping[str, Tensor], on_gpu: bool
 ) -> Iterator[Measured]:
-    """Yields whether two trainings that began alike are one, as :func:`gradients` does."""
+    """Measures whether two trainings that began alike end with the same weights, as :func:`gradients` does."""
     yield from _same(what, one, other, on_gpu)
     if on_gpu:
         gap = learning.relative(*({name: v - began[name] for name, v in side.items()} for side in (one, other)))

@@ -33,17 +33,17 @@ SECOND = ("observation/wrist_image", "observation/wrist_image_left")
 
 
 def camera(name: str) -> str:
-    """Returns the name of a camera's picture."""
+    """Returns the name by which requests fill a camera's picture: ``images/NAME``."""
     return f"{IMAGES}/{name}"
 
 
 def fillable(env: EnvSpec) -> list[str]:
-    """Lists everything that a key may fill."""
+    """Lists everything of an observation that a key of a request may fill."""
     return [PROMPT, *fields_of(env), *map(camera, env.cameras)]
 
 
 def keys_of(env: EnvSpec, more: Mapping[str, str]) -> dict[str, str]:
-    """Maps each key of a request to what it fills.
+    """Maps each key of a request to what of an observation it fills.
 
     Args:
         more: keys of the user's own.
@@ -75,6 +75,6 @@ def parse(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def in_order(env: EnvSpec, keys: Mapping[str, str], got: Sequence[str]) -> dict[str, str]:
-    """Cameras for keys that have ``wrist`` in them and fill nothing yet: the second camera, the third, and so on."""
+    """Assigns the second camera, the third, and so on to unknown request keys that contain ``wrist``."""
     unknown = [key for key in got if key not in keys and "wrist" in key]
     return {key: camera(name) for key, name in zip(unknown, env.cameras[1:], strict=False)}

@@ -45,12 +45,13 @@ METRICS: Mapping[str, str] = {
 
 
 class Recent:
-    """Quantiles of the last latencies, worked out when they are asked for."""
+    """Prometheus collector of the quantiles of the last latencies, computed when they are read."""
 
     def __init__(self) -> None:
         self.values: deque[float] = deque(maxlen=RECENT)
 
     def collect(self) -> Iterable[Any]:
+        """Yields the quantiles as Prometheus metrics."""
         family = GaugeMetricFamily(
             f"{PREFIX}latency_quantile_seconds", METRICS["latency_quantile_seconds"], labels=["quantile"]
         )
@@ -61,7 +62,8 @@ class Recent:
 
 
 class Noted:
-    """Notes values, and counts them when the metrics are read: counting would slow requests down.
+    """Prometheus collector that buffers values, and counts them when the metrics are read: counting would slow requests
+    down.
 
     Args:
         most: values that may wait; above that, each new one works in the two oldest, so that no request waits for many.
@@ -78,7 +80,7 @@ class Noted:
             self._work_in(2)
 
     def collect(self) -> Iterable[Any]:
-        """Counts what was noted. The registry calls it before the metrics that were registered later."""
+        """Counts the buffered values. The registry calls it before the metrics that were registered later."""
         self._work_in(len(self._values))
         return ()
 
@@ -126,5 +128,5 @@ class Metrics:
         self._recent.values.append(seconds)
 
     def text(self) -> bytes:
-        """All metrics in the text format of Prometheus."""
+        """Formats all metrics in the text format of Prometheus."""
         return generate_latest(self.registry)

@@ -139,7 +139,7 @@ def _short(value: Any) -> str:
 
 
 def all_as_json(found: Pairs, count: int) -> dict[str, Any]:
-    """Returns every number of all pairs of ``count`` evaluations."""
+    """Converts all comparisons of ``count`` evaluations to JSON values."""
     whole: dict[str, Any] = {"comparisons": [as_json(one) for one in found.found]}
     if count > 2:
         whole["not_compared"] = [
@@ -150,7 +150,7 @@ def all_as_json(found: Pairs, count: int) -> dict[str, Any]:
 
 
 def as_json(one: Comparison) -> dict[str, Any]:
-    """Returns every number of a comparison."""
+    """Converts a comparison to JSON values."""
     sides = {
         name: {"name": side.name, "file": str(side.file), "weights": side.conditions.get("weights"),
                "starts": count, "not_run": side.not_run,

@@ -88,7 +88,8 @@ def _arguments() -> argparse.ArgumentParser:
 
 
 def verify_last(argv: Sequence[str]) -> list[str]:
-    """Returns the arguments with ``--verify`` and its words at their end, so that other options may stand among them.
+    """Moves ``--verify`` and the words after it to the end of the arguments, so that other options may
+    stand among them.
 
     >>> verify_last(["--verify", "env=reach", "--out", "D", "episodes=4", "CHECKPOINT"])
     ['--out', 'D', 'CHECKPOINT', '--verify', 'env=reach', 'episodes=4']
@@ -153,7 +154,7 @@ def run(
     checkpoint: Path, kind: str, out: Path, dtype: str = "fp32", device: str = "cpu", observations: int = 0,
     options: dict[str, Any] | None = None, console: Console | None = None, evaluations: Sequence[str] = (),
 ) -> list[str]:  # fmt: skip
-    """Writes ``out``; returns lines to say.
+    """Exports a checkpoint's policy into ``out`` in the format ``kind``; returns lines to print.
 
     Args:
         observations: how many of the checkpoint's env are taken to measure on.
@@ -211,7 +212,7 @@ def run(
 def facts_of(
     checkpoint: Path, kind: str, meta: Meta, written: Exported, policy: Policy, env: EnvSpec
 ) -> ExportFile:  # fmt: skip
-    """Returns what ``embodied.json`` says of an export."""
+    """Makes the content of ``embodied.json`` for an export."""
     from embodied.learn.checkpoint.exported import ExportFile
 
     source: dict[str, Any] = {"checkpoint": str(checkpoint), "run": run_of(checkpoint).name}
@@ -227,7 +228,8 @@ def facts_of(
 def examples_of(
     checkpoint: Path, meta: Meta, policy: Policy, count: int, device: str, console: Console
 ) -> tuple[Examples, list[str]]:  # fmt: skip
-    """Returns what an export may measure on; and why there are no observations, if there are none."""
+    """Collects observations or prompts on which an export measures its loss; and says why there are no observations, if
+    there are none."""
     import torch
 
     from embodied.export.observations import observe
@@ -256,7 +258,7 @@ def prompts_of(checkpoint: Path) -> list[str]:
 
 
 def add_verdict(out: Path, verdict: Verdict) -> None:
-    """Writes what ``--verify`` has found into ``verified.json`` and the card."""
+    """Writes the result of ``--verify`` into ``verified.json`` and the card."""
     (out / VERIFIED).write_text(json.dumps(verdict.as_json(), indent=1) + "\n", encoding="utf-8")
     file = out / "README.md"
     file.write_text(

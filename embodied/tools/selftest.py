@@ -126,7 +126,7 @@ class _Test:
 
 
 def device_of(asked: str | None, gpu: bool) -> str:
-    """Returns the device: that which is named, else a GPU if one is asked for. Raises :class:`ConfigError`."""
+    """Chooses the device by the option ``--device``, else a GPU if ``gpu``. Raises :class:`ConfigError`."""
     name = asked if asked is not None else "cuda" if gpu else "cpu"
     if not re.fullmatch(r"cpu|cuda(:(0|[1-9][0-9]{0,2}))?", name):
         raise ConfigError(f"--device is {name}, expected cpu, cuda or cuda:1", "name one of these")
@@ -134,7 +134,8 @@ def device_of(asked: str | None, gpu: bool) -> str:
 
 
 def python_of(asked: str | None) -> str:
-    """Returns the interpreter that is named, as an absolute path; empty if none is. Raises :class:`ConfigError`."""
+    """Resolves the interpreter that ``--vllm-python`` names to an absolute path; empty if none is named. Raises
+    :class:`ConfigError`."""
     if asked is None:
         return ""
     if (found := shutil.which(os.path.expanduser(asked))) is None:
@@ -145,7 +146,7 @@ def python_of(asked: str | None) -> str:
 
 
 def parts_of(asked: str | None) -> list[Part]:
-    """Returns the parts that are named, with commas between them, in their own order; all without names.
+    """Parses the parts that are named, with commas between them, into their own order; all without names.
 
     Raises:
         UnknownNameError: there is no such part.

@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def arguments() -> argparse.ArgumentParser:
-    """The command line."""
+    """Makes the parser of the command line of ``embodied serve``."""
     parser = argparse.ArgumentParser("python -m embodied.tools.serve", description="Serve a policy to robots.")
     parser.add_argument("folder", type=Path, help="of a checkpoint (runs/NAME/checkpoints/000100) or of an export")
     where = parser.add_argument_group("where")
@@ -93,7 +93,7 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Serves until a signal comes.
+    """Loads the policy that the command line names and serves it until a signal comes; returns the exit status.
 
     Raises:
         EmbodiedError: what hinders it.
@@ -132,7 +132,7 @@ async def serve(
     given: argparse.Namespace, loaded: Loaded, device: str, token: str | None, certificate: ssl.SSLContext | None,
     console: Console,
 ) -> int:  # fmt: skip
-    """Serves ``loaded`` until a signal comes."""
+    """Serves a loaded policy until a signal comes; returns the exit status."""
     from embodied.instructions import fields_of
     from embodied.serving.build import build_server
     from embodied.serving.keys import parse

@@ -182,7 +182,8 @@ class GymEnv:
         return self._spec
 
     def preflight(self) -> None:
-        """Asks the env again if the answer came from a file. Raises :class:`SpecMismatchError` if it has changed."""
+        """Probes the env again if its facts came from the cache. Raises :class:`SpecMismatchError` if it
+        has changed."""
         found = ask(self._making, self._remake, self._python)
         if not alike(found, self._facts):
             raise SpecMismatchError(
@@ -192,7 +193,7 @@ class GymEnv:
             )
 
     def reads(self) -> Mapping[str, str]:
-        """Says what is read of the env that was found out (:class:`embodied.protocols.SaysWhatItReads`)."""
+        """Lists how the env's values are read where that was inferred (:class:`embodied.protocols.SaysWhatItReads`)."""
         return reads(self._mapped, self._facts)
 
     def prepare(self) -> WorkerFacts:
@@ -214,7 +215,7 @@ class GymEnv:
         self.prepare()
 
     def seed_of(self, start: Start) -> int:
-        """Gives what ``reset`` takes for a start. Raises :class:`ConfigError` if there is no such start."""
+        """Returns the seed that ``reset`` takes for a start. Raises :class:`ConfigError` if there is no such start."""
         check_range("task_id of a start", start.task_id, 0, len(self._spec.tasks) - 1)
         check_range("init_state_id of a start", start.init_state_id, 0, self._spec.num_init_states[start.task_id] - 1)
         if self._num_starts is None:

@@ -27,7 +27,7 @@ Entries = Mapping[str, tuple[tuple[int, ...], str]]
 
 @dataclass(frozen=True)
 class GymFacts:
-    """What the envs of all tasks offer alike."""
+    """What a probe learnt of the Gymnasium envs of all tasks, which must agree: entries, action space, limits."""
 
     entries: Entries  # obs…, info…: name → shape, and dtype or "text"
     action: Mapping[str, Any]  # {"low": […], "high": […]} or {"n": N}
@@ -46,12 +46,12 @@ class GymFacts:
 
     @property
     def said(self) -> Entries:
-        """All entries, whenever they are there."""
+        """Shape and dtype of all entries, those that only later steps have included."""
         return {**self.late, **self.entries}
 
 
 def facts_of(making: Making, remake: bool, python: str | None) -> GymFacts:
-    """Reads the facts from the cache, else asks the env.
+    """Returns the env's facts, from the cache or by probing the env.
 
     Raises:
         AssetsMissingError, UnknownNameError, ConfigError: the env cannot be made; the message says why.
@@ -63,7 +63,7 @@ def facts_of(making: Making, remake: bool, python: str | None) -> GymFacts:
 
 
 def ask(making: Making, remake: bool, python: str | None) -> GymFacts:
-    """Asks the env, once for each process of ours, and keeps the answer for the workers."""
+    """Probes the env, once for each process of ours, and caches the facts for the workers."""
     return _ask_once(json.dumps(asdict(making), sort_keys=True, default=str), remake, python, _of_pictures())
 
 
@@ -113,7 +113,7 @@ def _decode(found: Mapping[str, Any]) -> GymFacts:
 
 
 def alike(one: GymFacts, two: GymFacts) -> bool:
-    """Whether two answers are of one env. Whether an episode ended in time depends on the machine."""
+    """Returns whether two probes saw the same env. Whether an episode ended in time depends on the machine."""
     if one.whole != two.whole:
         one, two = (replace(facts, late={}, whole=False, silent=()) for facts in (one, two))
     return one == two

@@ -15,11 +15,11 @@ _STEPS, _TIME_S = 1000, 3.0
 
 
 class Env(Protocol):
-    """One env, or several copies."""
+    """Interface of what a probe plays: one env, or several copies."""
 
     @property
     def steps(self) -> Sequence[Mapping[str, Any]]:
-        """What sources read after the last step, of each copy."""
+        """Values that sources may read after the last step (``obs``, ``info``, ``reward``), of each copy."""
         ...
 
     @property
@@ -32,7 +32,7 @@ class Env(Protocol):
 
 @dataclass(frozen=True)
 class Played:
-    """An env that was tried, and how it is played."""
+    """An env that a probe made, with functions that reset and step it."""
 
     env: Env
     reset: Callable[[], Any]
@@ -40,7 +40,7 @@ class Played:
 
 
 def play_on(found: Mapping[str, Any], tried: Played) -> dict[str, Any]:
-    """Plays an episode to its end, if that comes soon.
+    """Plays a probed env's episode to its end, if that comes soon, and adds what only later steps show to the facts.
 
     Args:
         found: the facts so far.
@@ -66,7 +66,8 @@ def play_on(found: Mapping[str, Any], tried: Played) -> dict[str, Any]:
 
 
 def silent_of(seen: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Entries with a name of :data:`SUCCESS` that do not say by themselves whether a task is solved."""
+    """Lists entries that are named like success (:data:`SUCCESS`) and do not say by themselves whether a
+    task is solved."""
     silent = []
     for name in SUCCESS:
         values = []

@@ -71,7 +71,8 @@ def _nothing(call: str) -> None: ...
 def answer(
     making: Mapping[str, Any], remake: bool, doing: Doing = _nothing, tried: list[Played] | None = None
 ) -> dict[str, Any]:
-    """Gives the facts, or an error, as values of JSON. Arguments: those of :func:`describe`."""
+    """Probes an env, in the child process; returns its facts, or an error, as JSON values. Arguments: those of
+    :func:`describe`."""
     try:
         return asdict(describe(Making.of_json(making), remake, doing, tried))
     except EmbodiedError as error:
@@ -100,7 +101,7 @@ def _named(task: Task) -> Iterator[None]:
 
 
 def describe(making: Making, remake: bool, doing: Doing = _nothing, tried: list[Played] | None = None) -> GymFacts:
-    """Makes, resets and steps each task's env.
+    """Probes each task's env: makes, resets and steps it.
 
     Args:
         tried: gets the env that was tried last, which stays open.

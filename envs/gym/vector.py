@@ -87,7 +87,7 @@ def _registers_none(id: str) -> bool:
 
 
 class Copies:
-    """The copies of a vector env. Those whose own episode has ended stand still, as a single env does.
+    """The sub-envs of a gymnasium vector env. Those whose own episode has ended stand still, as a single env does.
 
     Args:
         number: of copies.
@@ -105,7 +105,7 @@ class Copies:
 
     @property
     def steps(self) -> list[dict[str, Any]]:
-        """What sources read, as :class:`.late.Env` has it."""
+        """Values that sources may read after the last step, of each copy, as :class:`.late.Env` has it."""
         return self.values
 
     @property
@@ -194,7 +194,7 @@ class Copies:
 
 
 class VectorBatch:
-    """The slots of a worker in one vector env (:class:`embodied.protocols.BatchEnv`).
+    """Hosts the slots of a worker in the user's own vector env (:class:`embodied.protocols.BatchEnv`).
 
     Args:
         seed_of: gives what ``reset`` takes for a start.

@@ -22,7 +22,7 @@ Episodes = list[list[dict[str, Any]]]  # [copy][step] what sources read
 
 
 def describe_vector(making: Making, tried: list[Played] | None) -> GymFacts:
-    """Makes, resets and steps a vector env of three copies.
+    """Probes a vector env of three copies: makes, resets and steps it.
 
     Args:
         tried: gets the vector env, which stays open.

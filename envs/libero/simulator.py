@@ -39,7 +39,8 @@ _PLACEMENT_SEED = 0
 
 
 class SensorClock:
-    """Tells at which physics sub-step robosuite reads its sensors, by the arithmetic of its ``Observable.update``.
+    """Predicts the physics sub-steps at which robosuite reads its sensors, by the arithmetic of its
+    ``Observable.update``.
 
     An observation shows the sub-step at which the timer sampled, not the end of the control step. Rounding of floats
     decides which sub-step that is, so the same additions are made here.
@@ -66,7 +67,7 @@ class SensorClock:
 
 @dataclass
 class Suspended:
-    """The state of an env slot while another has its simulator."""
+    """The stored state of an env slot while another slot uses its simulator."""
 
     data: Any  # MuJoCo's, whole
     beside: dict[str, Any]  # entries of :meth:`TaskSimulator.get_state` that ``data`` lacks
@@ -219,7 +220,7 @@ class TaskSimulator:
         self._model.cam_pos[:], self._model.cam_quat[:] = state["cameras"]
 
     def suspend(self, before: Suspended | None) -> Suspended:
-        """Puts the state away for :meth:`resume`, with all that was computed from it: poses, contacts, pictures.
+        """Stores the state for :meth:`resume`, with all that was computed from it: poses, contacts, pictures.
 
         Args:
             before: what was put away for the same slot last time; its memory is used again.
@@ -229,7 +230,7 @@ class TaskSimulator:
         return Suspended(data, copy.deepcopy(self._beside_physics()), self._goals.open, self._pictures)
 
     def resume(self, state: Suspended) -> None:
-        """Goes on from what :meth:`suspend` has put away. The arrays are the simulator's from now on."""
+        """Restores a state of :meth:`suspend`. Its arrays are the simulator's from now on."""
         copy_data(self._model, state.data, self._data)
         self._set_beside_physics(state.beside)
         self._goals.open, self._pictures = state.open_goals, state.pictures

@@ -17,6 +17,8 @@ _SIM_KEYS = ("id", "control_mode", "robot_uids", "obs_mode", "shader_pack", "sim
 
 
 def sim_params(given: Mapping[str, Any], task_file: str | None) -> SimParams:
+    """Makes the simulator's arguments from ``env.train.init_params``. Raises ConfigError or UnknownKeyError, naming the
+    key."""
     known = (*_SIM_KEYS, *Cameras.KEYS)
     for key in given:
         if key not in known:
@@ -33,6 +35,7 @@ def sim_params(given: Mapping[str, Any], task_file: str | None) -> SimParams:
 
 
 def check_file(task: str, key: str, path: str | None) -> None:
+    """Raises AssetsMissingError if the file that ``env.train.KEY`` names is not there; None passes."""
     if path is not None and not Path(path).is_file():
         raise AssetsMissingError(f"{task}: there is no file {path} (env.train.{key})", _how_to_get(task, key))
 
@@ -52,6 +55,7 @@ def _how_to_get(task: str, key: str) -> str:
 def instructions(
     task: str, instruction: str | None, objects_file: str | None, objects: Sequence[int]
 ) -> tuple[str, ...]:
+    """Returns the instructions of a task: the configured or known one, or one for each object."""
     if objects_file is None:
         text = instruction or INSTRUCTIONS.get(task)
         if text is None:

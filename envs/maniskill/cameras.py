@@ -39,7 +39,8 @@ class Cameras:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Cameras:
-        """Reads ``init_params``. Raises ConfigError, UnknownNameError or UnknownKeyError, naming the key."""
+        """Reads cameras from ``init_params``. Raises ConfigError, UnknownNameError or UnknownKeyError,
+        naming the key."""
         names = given.get("camera_names", cls.names)
         if isinstance(names, str) or not names:
             raise ConfigError(
@@ -54,7 +55,7 @@ class Cameras:
         return cls(tuple(names), int(height), int(width), {name: _view(name, views[name]) for name in views})
 
     def sensor_configs(self, shader_pack: str) -> dict[str, Any]:
-        """Gives ``sensor_configs`` of ``gym.make``. Imports mani_skill if there are views."""
+        """Makes the ``sensor_configs`` of ``gym.make``. Imports mani_skill if there are views."""
         views = {name: _as_config(view) for name, view in self.views.items()}
         return {"height": self.height, "width": self.width, "shader_pack": shader_pack, **views}
 

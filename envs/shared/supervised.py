@@ -50,7 +50,7 @@ def supervise(work: Callable[[], str], finish: Callable[[], None], folder: Path,
 
 
 def closed(close: Callable[[], None], limit_s: float) -> None:
-    """Calls ``close``, which others wrote, and goes on without it after a time.
+    """Calls ``close``, which is a user's code, and gives up waiting for it after ``limit_s`` seconds.
 
     Args:
         limit_s: seconds. Native code that never comes back to Python is not interrupted.
@@ -78,7 +78,7 @@ def _leave(signum: int, frame: FrameType | None) -> None:
 
 
 def written(file: Path, text: str) -> None:
-    """Writes a file that is either whole or not there. (``lib.whole`` is not imported yet: see above.)"""
+    """Writes a file atomically. (``lib.whole`` is not imported yet: see above.)"""
     aside = file.with_name(f".{file.name}.{os.getpid()}")
     aside.write_text(text, encoding="utf-8")
     aside.replace(file)

@@ -31,8 +31,8 @@ T = TypeVar("T")
 
 
 class Chains:
-    """A custom data set of chains: ``data=embodied.envs.text.arithmetic:Chains``. A problem is a function of
-    ``(seed, number)``.
+    """A custom data set of sums and differences of digits: ``data=embodied.envs.text.arithmetic:Chains``. A problem is
+    a function of ``(seed, number)``.
 
     Args:
         terms: fewest and most terms of a chain.
@@ -65,7 +65,7 @@ class Chains:
         return Chains(self._terms, self._count, self._seed, "eval") if self._split == "auto" else self
 
     def chain(self, number: int) -> tuple[str, list[int]]:
-        """Prompt and partial sums of a problem."""
+        """Returns prompt and partial sums of a problem."""
         return draw_in_split(self._split, (self._seed, number, _CHAINS), self._draw)
 
     def _draw(self, random: np.random.Generator) -> tuple[str, list[int]]:
@@ -77,7 +77,7 @@ class Chains:
 
 
 def worked(partial: Sequence[int]) -> str:
-    """The worked solution from all partial sums, of which the first is the first term.
+    """Formats the worked solution from all partial sums, of which the first is the first term.
 
     >>> worked([7, 9, 0, 4])
     '9,0;4'
@@ -86,7 +86,7 @@ def worked(partial: Sequence[int]) -> str:
 
 
 def demonstrations(terms: Sequence[int] = (3, 6), count: int = 10_000, seed: int = 0) -> list[dict[str, str]]:
-    """Rows of prompt and worked response for supervised learning, of training problems alone.
+    """Makes demonstrations for supervised learning: rows of prompt and worked response, of training problems alone.
 
     >>> demonstrations([3, 3], 1)
     [{'prompt': '9-8+2=', 'response': '1;3'}]
@@ -96,7 +96,7 @@ def demonstrations(terms: Sequence[int] = (3, 6), count: int = 10_000, seed: int
 
 
 def split_of(prompt: str) -> str:
-    """Whether a prompt belongs to train or to eval, by its hash: the same in every run, for every seed."""
+    """Assigns a prompt to train or eval by its hash: the same in every run, for every seed."""
     drawn = int.from_bytes(hashlib.blake2b(prompt.encode(), digest_size=4).digest())
     return "eval" if drawn < EVAL_SHARE * 2**32 else "train"
 
@@ -125,7 +125,7 @@ def draw_in_split(
 
 
 def generator(seed: int, number: int, purpose: int, attempt: int = 0) -> np.random.Generator:
-    """A generator whose numbers belong to its arguments alone: they are key and counter of a Philox generator."""
+    """Makes the random generator of a problem: its arguments are key and counter of a Philox generator."""
     key, counter = np.array([seed, purpose], np.uint64), np.array([0, 0, number, attempt], np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 

@@ -39,7 +39,7 @@ EVAL_SEEDS = 2**30  # seeds of evaluation starts begin here (embodied.runtime.pl
 
 @dataclass(frozen=True)
 class Source:
-    """Problems of one file or data set, as starts."""
+    """The problems of one file or data set, as one task of an env with a start for each."""
 
     name: str  # name of the task
     rows: Rows
@@ -55,7 +55,7 @@ class Source:
         return len(self.numbers)
 
     def problem(self, init_state_id: int, seed: int) -> Problem:
-        """The problem of a start.
+        """Reads the problem of a start.
 
         Args:
             seed: of the start; one of an evaluation is :data:`EVAL_SEEDS` or more.
@@ -173,7 +173,7 @@ def _unreadable(verifier: str) -> Unreadable | None:
 
 
 def of_numbers(name: str, rows: Rows, reading: Reading, selection: Selection) -> Source:
-    """A source of rows that are made when they are asked for, all of which are problems.
+    """Makes a source of rows that are generated on demand, all of which are problems.
 
     Raises:
         DatasetError: there is none, or evaluations have another number of them.

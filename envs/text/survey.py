@@ -19,7 +19,7 @@ Unreadable = Callable[[Problem], str | None]
 
 @dataclass
 class Skipped:
-    """Rows that are no problems, for one reason."""
+    """Counts rows of a data file that are no problems, for one reason, with the first of them as example."""
 
     count: int
     first: int  # number of the first one
@@ -34,7 +34,7 @@ class Skipped:
 
 @dataclass
 class Survey:
-    """What reading all rows found."""
+    """The result of reading all rows of a data file: which are problems, which were skipped and why."""
 
     total: int = 0
     usable: list[int] = field(default_factory=list)  # numbers of rows that are problems
@@ -46,7 +46,7 @@ class Survey:
         cls, where: str, rows: Rows, reading: Reading, filter_overlong: bool, limit: TokenLimit | None = None,
         unreadable: Unreadable | None = None,
     ) -> Survey:  # fmt: skip
-        """Reads all rows.
+        """Reads all rows of a data file, and notes which are problems.
 
         Args:
             limit: prompts with more tokens are left out.
@@ -117,7 +117,7 @@ class Survey:
 
     @property
     def lines(self) -> list[str]:
-        """What was skipped, in words."""
+        """Reports in words which rows were skipped."""
         return [
             f"{one.count:,} of {self.total:,} rows skipped, {why}; the first is row {one.first}: {one.shown}"
             f"{one.because}"
@@ -126,7 +126,7 @@ class Survey:
 
 
 def too_long(where: str, number: int, size: int, reading: Reading) -> DatasetError:
-    """The error for a prompt that does not fit into an observation."""
+    """Makes the error for a prompt that does not fit into an observation."""
     return DatasetError(
         f"{where}, row {number}: the prompt has {size:,} bytes, and {reading.max_prompt_bytes:,} fit "
         "(env.train.max_prompt_bytes)",

@@ -22,7 +22,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a response is worth."""
+    """A verifier's judgement of a response: reward, success, and the answer that it read."""
 
     reward: float  # read with reward_mode=dense, best 1
     success: bool  # right or not; reward_mode=sparse pays 1 for it
@@ -33,6 +33,6 @@ class Verdict:
 
 
 class Verifier(Protocol):
-    """Judges a response."""
+    """Interface of a verifier, which judges the response to a problem."""
 
     def __call__(self, problem: Problem, response: str) -> Verdict: ...

@@ -55,7 +55,7 @@ SAID: Mapping[str, Callable[[Any], Values]] = {
 
 
 def from_aliases(config: Config, given: Sequence[str]) -> Derivation:
-    """Returns the values that aliases give to other keys, each with its alias.
+    """Returns the values that alias keys give to the keys they stand for.
 
     Args:
         given: keys that stand on the command line.
@@ -108,7 +108,7 @@ def _of_backend(config: Config) -> dict[str, Any]:
 
 
 def check_said(config: Config) -> None:
-    """Refuses aliases that contradict the other keys. Raises :class:`ConfigError`."""
+    """Refuses alias keys whose values contradict the keys that they stand for. Raises :class:`ConfigError`."""
     fsdp, precision = config.actor.fsdp_config, config.actor.model.precision
     autocast = fsdp.amp_autocast
     if autocast.enabled and autocast.precision not in (None, precision):

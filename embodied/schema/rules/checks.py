@@ -37,7 +37,7 @@ def episodes_per_iteration(config: Config) -> int:
 
 
 def episodes_told(config: Config) -> str:
-    """Returns the keys that give the number of episodes, with their values, for messages."""
+    """Formats the keys that determine the number of episodes, with their values, for messages."""
     if (problems := config.data.rollout_batch_size) is not None:
         return f"data.rollout_batch_size {problems} · group_size {config.algorithm.group_size}"
     return (

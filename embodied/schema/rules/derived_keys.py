@@ -34,7 +34,7 @@ OTHER_NAMES = {"single_choice": "choice", "boxed_math": "boxed"}
 
 
 def derived(config: Config, given: Sequence[str] = ()) -> Derivation:
-    """Returns the values that follow from other keys, with these.
+    """Derives values that follow from other keys, each with the keys that it follows from.
 
     Args:
         given: keys that stand on the command line.

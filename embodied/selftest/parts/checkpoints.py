@@ -24,7 +24,7 @@ SAVES = 3  # the second and third save, in the background, reuse the memory of t
 
 @dataclass(frozen=True)
 class Learner:
-    """What a checkpoint holds (:class:`embodied.learn.checkpoint.state.Learner`)."""
+    """A policy and its optimizer-step engine, to be saved (:class:`embodied.learn.checkpoint.state.Learner`)."""
 
     policy: Policy
     engine: StepEngine
@@ -65,7 +65,7 @@ def checkpoints(place: Place) -> Iterator[Measured]:
 
 
 def learner_of(one: Made) -> Learner:
-    """Makes what a run would save."""
+    """Makes the learner, policy and optimizer-step engine, that a run would save."""
     return Learner(one.policy, learning.engine_of(one))
 
 

@@ -19,7 +19,7 @@ GRADIENT = 5e-3  # tolerance, relative to the gradient's norm
 
 
 def compiled(place: Place) -> Iterator[Measured]:
-    """Yields how far the compiled small OpenVLA-OFT is from itself, and what compiling takes."""
+    """Measures how far the compiled small OpenVLA-OFT is from the uncompiled one, and what compiling takes."""
     need_compiler(place)
     plain, fast = made(place.device, *OFT), made(place.device, *OFT, "actor.model.torch_compile=true")
     asked, spec = question(plain, ROWS), plain.policy.spec

@@ -48,7 +48,7 @@ def engine(place: Place) -> Iterator[Measured]:
 
 
 def against_lanes(place: Place, *more: str) -> Iterator[Measured]:
-    """Yields what :func:`engine` does, with an engine that is there."""
+    """Measures an inference engine against the policy's own decoding in lanes."""
     one = made(place.device, *KEYS, *more)
     one = replace(one, drawn=replace(one.drawn, do_sample=False))
     asked, spec = question(one, ROWS), one.policy.spec
@@ -69,7 +69,7 @@ def against_lanes(place: Place, *more: str) -> Iterator[Measured]:
 
 
 def written(opened: Engine, one: Made, asked: Question) -> dict[str, Tensor]:
-    """Lets an engine write a text for each row; returns the decisions on the CPU.
+    """Has an inference engine write a text for each row; returns the decisions on the CPU.
 
     Raises:
         EngineError: they are not there in time.

@@ -22,7 +22,7 @@ EXACT = 2e-4  # nats
 
 
 def graphs(place: Place) -> Iterator[Measured]:
-    """Yields how far replayed calls are from others, and how many were replayed."""
+    """Measures how far calls that replay a CUDA graph are from eager ones, and how many were replayed."""
     place.need_gpu("CUDA graphs")
     yield from _one_call(place)
     yield from _lanes(place)
@@ -64,7 +64,8 @@ def _lanes(place: Place) -> Iterator[Measured]:
 
 
 def written(one: Made, asked: Question, enforce_eager: bool) -> dict[str, Tensor]:
-    """Writes a text for each row of a question, in lanes as a rollout does; returns the decisions on the CPU."""
+    """Has the policy decode a text for each row of a question, in lanes as a rollout does; returns the decisions on the
+    CPU."""
     policy, here, rows = one.policy, asked.on(one.device), len(asked.noise)
     assert isinstance(policy, Decodes)
     decoding = policy.decoding(rows, enforce_eager)
@@ -87,7 +88,7 @@ def written(one: Made, asked: Question, enforce_eager: bool) -> dict[str, Tensor
 
 @contextmanager
 def replays() -> Iterator[list[int]]:
-    """Counts the graphs that are replayed within it."""
+    """Context that counts replays of CUDA graphs, in the list's first item."""
     counted, usual = [0], torch.cuda.CUDAGraph.replay
 
     def replay(graph: Any) -> None:

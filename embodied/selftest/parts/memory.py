@@ -24,7 +24,8 @@ GIB = 2**30
 
 
 def memory(place: Place) -> Iterator[Measured]:
-    """Yields count and peak of a small network, and of one of 7B parameters where it fits."""
+    """Measures the memory of a small network, and of one of 7B parameters where it fits, against what a dry
+    run counts."""
     keys: tuple[str, ...] = (*(WIDE if place.on_gpu else OFT), *PASS)
     count = counted(place, keys)
     if place.on_gpu:
@@ -39,7 +40,7 @@ def memory(place: Place) -> Iterator[Measured]:
 
 
 def counted(place: Place, keys: tuple[str, ...]) -> int:
-    """Returns the bytes of tensors on the device that a dry run counts."""
+    """Returns the bytes of tensors on the device that a dry run counts for a configuration."""
     taken = plan(*configured(place.device, *keys), Group(), Demonstrated((), ())).taken
     return sum(size for name, size in taken.device.items() if name != "CUDA")
 

@@ -23,7 +23,7 @@ BF16: Mapping[str, tuple[str, ...]] = {"openvla_oft": OFT, "causal_lm": TEXT}
 
 
 def numbers(place: Place) -> Iterator[Measured]:
-    """Yields how far each small policy is from its numbers on the CPU."""
+    """Measures how far each small policy's numbers on the device are from those on the CPU."""
     for name, keys in SMALL.items():
         yield from exact(name, made("cpu", *keys), made(place.device, *keys))
     for name, keys in BF16.items():
@@ -31,7 +31,7 @@ def numbers(place: Place) -> Iterator[Measured]:
 
 
 def exact(name: str, cpu: Made, device: Made) -> Iterator[Measured]:
-    """Yields the differences in float32."""
+    """Measures the differences between CPU and device in float32."""
     name = f"{name} fp32"
     weights = [{n: p.detach() for n, p in one.policy.named_parameters()} for one in (cpu, device)]
     yield none_of(f"{name}: weights that are others", learning.unequal(*weights), len(weights[0]))
@@ -51,7 +51,7 @@ def exact(name: str, cpu: Made, device: Made) -> Iterator[Measured]:
 
 
 def updates(name: str, before: Tensor, found: Learned, wanted: Learned, used: Tensor) -> Iterator[Measured]:
-    """Yields how far two optimizer steps lie apart. ``before``: log-probs before the step."""
+    """Measures how far two optimizer steps lie apart. ``before``: log-probs before the step."""
     yield at_most(f"{name}: update, loss", abs(found.loss - wanted.loss), EXACT, "nats")
     yield at_most(f"{name}: update, gradient", learning.relative(found.gradients, wanted.gradients), GRADIENT)
     gap, moved = (learning.rms(wanted.after.logprobs, other, used) for other in (found.after.logprobs, before))
@@ -59,7 +59,7 @@ def updates(name: str, before: Tensor, found: Learned, wanted: Learned, used: Te
 
 
 def rounded(name: str, keys: tuple[str, ...], place: Place) -> Iterator[Measured]:
-    """Yields the differences in bfloat16: the device's may be some times as far from float32 as the CPU's."""
+    """Measures the differences in bfloat16: the device's may be some times as far from float32 as the CPU's."""
     whole, bits = made("cpu", *keys), "actor.model.precision=bf16"
     cpu, device = made("cpu", *keys, bits), made(place.device, *keys, bits)
     asked, spec, name = question(whole, ROWS), whole.policy.spec, f"{name} bf16"

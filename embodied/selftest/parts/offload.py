@@ -23,7 +23,7 @@ GIVEN_BACK = 0.95  # share of the bytes that were moved; torch's allocator round
 
 
 def offload(place: Place) -> Iterator[Measured]:
-    """Yields what changes by it, and how much memory of the device is free then."""
+    """Measures whether moving weights to host memory changes numbers, and how much device memory it frees."""
     yield from _activations(place)
     yield from _optimizer(place)
     wide = WIDE if place.on_gpu else TEXT
@@ -77,7 +77,7 @@ def _optimizer(place: Place) -> Iterator[Measured]:
 def weights(
     what: str, one: Made, records: Mapping[str, Tensor], settle: Callable[[], None] = lambda: None
 ) -> Iterator[Measured]:
-    """Yields what changes when a policy's weights rest on the host, come back, and learn.
+    """Measures what changes when a policy's weights rest in host memory, come back, and learn.
 
     Args:
         settle: called before they rest.
@@ -99,7 +99,7 @@ def weights(
 
 
 def own(parameter: Tensor) -> Tensor:
-    """Returns what this process holds of a parameter."""
+    """Returns this process's shard of a parameter; the parameter itself without shards."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 

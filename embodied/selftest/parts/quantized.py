@@ -15,7 +15,7 @@ SHARE = 0.25  # of what the codes themselves change: kernels of two devices add 
 
 
 def quantized(place: Place) -> Iterator[Measured]:
-    """Yields how far the device's products of codes are from the CPU's, beside what the codes cost."""
+    """Measures how far products with quantized weights on the device are from the CPU's, and what they cost."""
     if find_spec("bitsandbytes") is None:
         raise NotRun("bitsandbytes is not installed: pip install 'embodied-rl[quantize]'")
     whole = made("cpu", *OFT)

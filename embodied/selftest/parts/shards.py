@@ -26,7 +26,7 @@ WHOLE = {"openvla_oft": (*OFT, "actor.model.is_lora=false"), "causal_lm": TEXT}
 
 
 def shards(place: Place) -> Iterator[Measured]:
-    """Yields how far a policy that is shared out is from one that is not."""
+    """Measures how far a policy that is sharded by FSDP is from one that is not."""
     with one_rank(place) as backend:
         yield figure("collectives", backend)
         for name, keys in WHOLE.items():
@@ -55,13 +55,13 @@ def _compared(name: str, whole: Made, shared: Made) -> Iterator[Measured]:
 
 
 def share(one: Made) -> Shards:
-    """Shares a policy out over the one rank that there is."""
+    """Shards a policy by FSDP over the one rank that there is."""
     return Shards(one.policy, FsdpConfig(strategy="fsdp2"), Group(), one.device)
 
 
 @contextmanager
 def one_rank(place: Place) -> Iterator[str]:
-    """Connects this process with itself; yields which library does the device's collectives."""
+    """Context with a process group of this process alone; yields the name of its collectives' library."""
     backend = "nccl" if place.on_gpu else "gloo"
     use(place.device)
     store = dist.HashStore()

@@ -27,7 +27,7 @@ ACT, LEARN = (1, 8, 32), (1, 8)  # rows
 
 
 def throughput(place: Place) -> Iterator[Measured]:
-    """Yields decisions and samples a second, and which share of the matrix product's rate they use."""
+    """Measures decisions and samples a second, and which share of the matrix product's rate they use."""
     if why := lacks_room(place):
         yield skipped("7B, adapters, bf16", why)
         one, name = made(place.device, *OFT, "actor.model.precision=fp32"), "small"

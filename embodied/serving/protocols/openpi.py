@@ -36,7 +36,7 @@ GOODBYE = b"the server ends"
 
 
 async def converse(host: Host, request: web.Request, address: str) -> web.WebSocketResponse:
-    """Hold one connection until either side ends it.
+    """Serves one openpi websocket connection until either side ends it.
 
     Raises:
         HTTPNotFound: the request is no websocket's.
@@ -60,7 +60,8 @@ async def converse(host: Host, request: web.Request, address: str) -> web.WebSoc
 
 
 class Conversation:
-    """One connection. Its life: metadata, then a frame and its answer in turn, until either side ends it."""
+    """One openpi websocket connection. Its life: metadata, then a frame and its answer in turn, until either side ends
+    it."""
 
     def __init__(self, host: Host, socket: web.WebSocketResponse, transport: asyncio.Transport, address: str) -> None:
         self.host, self.session, self.loop = host, Session(), asyncio.get_running_loop()
@@ -73,6 +74,7 @@ class Conversation:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def run(self) -> None:
+        """Serves the connection until either side ends it."""
         draining = self.host.draining
         self._idle = self.loop.call_later(self.host.limits.idle_s, self._look_at_clock)
         self.host.conversations.add(self)
@@ -131,7 +133,7 @@ class Conversation:
             asked.read(message)
 
     def answer(self, asked: _Request, outcome: Outcome) -> None:
-        """Answer the request that is under way. Called on the event loop."""
+        """Answers the request that is under way. Called on the event loop."""
         try:
             if isinstance(outcome, Answer):
                 self.host.answered(NAME, asked.came)
@@ -145,7 +147,7 @@ class Conversation:
             self._transport.abort()
 
     def heard_ours(self) -> None:
-        """Notes that the client has sent keys of ours."""
+        """Notes that the client sends keys that openpi does not have."""
         self._ours = True
 
     def _ends(self) -> None:

@@ -31,7 +31,7 @@ def run_of(checkpoint: Path) -> Path:
 def card(
     checkpoint: Path, meta: Meta, written: Exported, out: Path, results: Sequence[tuple[str, Mapping[str, Any]]]
 ) -> str:  # fmt: skip
-    """Returns README.md of the folder ``out``, as model hubs show it.
+    """Makes the model card, README.md of the folder ``out``, as model hubs show it.
 
     Args:
         results: those of :func:`evaluations_of`.
@@ -146,7 +146,7 @@ def _said(value: Any) -> str:
 
 
 def verification(lines: Sequence[str], table: Sequence[Sequence[str]]) -> str:
-    """Returns the card's part on a verification.
+    """Formats the model card's section on a verification.
 
     Args:
         table: the episodes that differ; the head is the first row.

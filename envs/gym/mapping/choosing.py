@@ -18,7 +18,8 @@ from .wanted import Wanted, check_list, in_each, known, range_of
 
 
 def mapping_of(wanted: Wanted, facts: GymFacts) -> Mapped:
-    """Settles what is left open, and checks the rest.
+    """Determines how an env's values are read: takes what the configuration says, infers what it leaves open, and
+    checks both.
 
     Raises:
         ConfigError: an entry is not there or is of another kind; the message lists those that are.
@@ -46,7 +47,7 @@ def mapping_of(wanted: Wanted, facts: GymFacts) -> Mapped:
 
 
 def reads(mapped: Mapped, facts: GymFacts) -> dict[str, str]:
-    """Says what success is, and which entries are read as pictures of which form."""
+    """Describes what success is, and which entries are read as pictures of which form."""
     rule = mapped.success
     name = rule.source.name
     late = ", which is there when an episode ends" if name in facts.late or _is_unseen(rule.source, facts) else ""

@@ -14,7 +14,8 @@ from .wanted import Wanted, check_list, in_each, known, range_of
 
 
 def images_of(wanted: Wanted, facts: GymFacts) -> tuple[tuple[Source, Form], ...]:
-    """The pictures and their forms. Raises :class:`ConfigError` for what is none, or has several meanings."""
+    """Determines the pictures that are read from an env's values, with their forms. Raises :class:`ConfigError` for
+    what is none, or has several meanings."""
     key = f"{KEY}.images"
     if wanted.image_layout not in (None, *LAYOUTS):
         raise ConfigError(
@@ -86,7 +87,7 @@ def _ways(name: str, facts: GymFacts) -> str:
 
 
 def form_at(name: str, facts: GymFacts) -> Form | str | None:
-    """How an entry is read as a picture, as :func:`.pictures.form_of` says it."""
+    """Infers how an entry is read as a picture, as :func:`.pictures.form_of` does."""
     shape, dtype = facts.entries[name]
     return None if dtype == TEXT else form_of(shape, dtype, facts.bounds.get(name))
 
@@ -103,7 +104,7 @@ def _shape_of(source: Source, facts: GymFacts) -> tuple[int, ...]:
 
 
 def size_of(wanted: Wanted, facts: GymFacts, images: Sequence[tuple[Source, Form]]) -> tuple[int, int]:
-    """H and W of all pictures. Raises :class:`ConfigError` if they differ and none is asked for."""
+    """Determines H and W of all pictures. Raises :class:`ConfigError` if they differ and none is asked for."""
     shapes = [form.size(_shape_of(source, facts)) for source, form in images]
     if wanted.image_size is not None:
         given = wanted.image_size

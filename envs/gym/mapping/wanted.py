@@ -16,7 +16,7 @@ from ..sources import RENDER, Source, listed
 
 @dataclass(frozen=True)
 class Wanted:
-    """The mapping as the configuration has it. None = found out (:func:`mapping_of`)."""
+    """The configured mapping from an env's values to observation and success; None = inferred (:func:`mapping_of`)."""
 
     images: Sequence[str] | None = None
     image_size: int | Sequence[int] | None = None
@@ -32,7 +32,8 @@ class Wanted:
 
 
 def known(source: Source, key: str, facts: GymFacts) -> tuple[tuple[int, ...], str]:
-    """Shape and dtype of a source. Raises :class:`ConfigError` if the env does not have it."""
+    """Returns shape and dtype of a source's entry. Raises :class:`ConfigError`, naming ``key``, if the env does not
+    have it."""
     if source.name not in facts.said:
         raise ConfigError(
             f"{key} names {source.name}, which the env does not have.{did_you_mean(source.name, facts.said)}",
@@ -42,7 +43,7 @@ def known(source: Source, key: str, facts: GymFacts) -> tuple[tuple[int, ...], s
 
 
 def in_each(source: Source, key: str, facts: GymFacts) -> Source:
-    """A source that every observation has. Raises :class:`ConfigError` for another."""
+    """Checks that every observation has a source, and returns it. Raises :class:`ConfigError`, naming ``key``."""
     if source.name not in (*facts.entries, RENDER):
         known(source, key, facts)
         raise ConfigError(
@@ -53,7 +54,7 @@ def in_each(source: Source, key: str, facts: GymFacts) -> Source:
 
 
 def range_of(key: str, given: Sequence[float] | None, example: str) -> tuple[float, float] | None:
-    """Two numbers. Raises :class:`ConfigError` for anything else, with an example."""
+    """Checks that a key's value is two numbers, and returns them. Raises :class:`ConfigError` with ``example``."""
     if given is None:
         return None
     numbers = [float(number) for number in given] if not isinstance(given, str) else []
@@ -63,6 +64,6 @@ def range_of(key: str, given: Sequence[float] | None, example: str) -> tuple[flo
 
 
 def check_list(key: str, got: Any, example: str) -> None:
-    """Raises :class:`ConfigError` for a text in place of a list."""
+    """Refuses a text where a key takes a list. Raises :class:`ConfigError` with ``example``."""
     if isinstance(got, str):
         raise ConfigError(f"{key} is {got!r}, expected a list", f"set {key}={example}")

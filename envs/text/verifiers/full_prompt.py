@@ -20,7 +20,7 @@ KEPT = 1 << 10  # prompts: those of a group are equal
 
 
 class FullPrompts:
-    """Gives prompts as the policy reads them.
+    """Renders prompts as the policy reads them, for verifiers that hand them on.
 
     Args:
         reader: dotted path of a function that is called with ``options`` and gives a function from prompts, as an
@@ -34,8 +34,8 @@ class FullPrompts:
 
     @classmethod
     def of(cls, given: Mapping[str, Any] | None) -> FullPrompts | None:
-        """Makes it of the option of a verifier; None = none is handed over. Raises :class:`ConfigError` if something is
-        missing or unknown."""
+        """Makes it from a verifier's option; None = full prompts are not handed over. Raises :class:`ConfigError` if
+        something is missing or unknown."""
         if given is None:
             return None
         if not isinstance(given, Mapping) or set(given) != {"reader", "options"}:

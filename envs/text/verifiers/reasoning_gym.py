@@ -15,7 +15,7 @@ ENTRY, SCORER = "entry", "scorer"
 
 
 class ReasoningGym:
-    """Calls ``problem.fields["scorer"](answer, problem.fields["entry"])``.
+    """Verifier that calls a reasoning-gym task's scorer: ``problem.fields["scorer"](answer, problem.fields["entry"])``.
 
     The answer is what stands in the last ``<answer>…</answer>``, else the whole response without white space around it.
 

@@ -33,7 +33,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Scored(NamedTuple):
-    """What a function gave."""
+    """The result of a user's reward function: reward, whether the answer is right, and the answer."""
 
     reward: float
     right: bool | None  # None: it does not say
@@ -41,7 +41,7 @@ class Scored(NamedTuple):
 
 
 def signature_of(function: Callable[..., Any], wanted: str | None, where: str) -> str:
-    """verl, trl or cosmos.
+    """Determines the signature of a user's reward function: verl, trl or cosmos.
 
     Args:
         wanted: take this one, whatever the names of the parameters are.
@@ -76,7 +76,7 @@ FULL_PROMPT = {"verl": "extra_info", "trl": "full_prompt", "cosmos": "full_promp
 def arguments(
     signature: str, problem: Problem, response: str, answer_key: str, prompt: bool = True, full: str | None = None
 ) -> Arguments:  # fmt: skip
-    """What a function of this signature is called with: by position and by name.
+    """Makes the arguments for a reward function of this signature: by position and by name.
 
     Args:
         answer_key: name under which TRL's functions get the answer.
@@ -120,7 +120,7 @@ def _messages(conversation: Sequence[Mapping[str, str]]) -> list[dict[str, str]]
 
 
 def accepted(function: Callable[..., Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the named arguments that the function has a parameter for."""
+    """Selects the named arguments that the function has parameters for."""
     parameters = inspect.signature(function).parameters
     if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
         return dict(named)
@@ -128,7 +128,7 @@ def accepted(function: Callable[..., Any], named: Mapping[str, Any]) -> dict[str
 
 
 def score(signature: str, value: Any) -> Scored:
-    """Reads what a function gave.
+    """Converts what a user's reward function returned.
 
     Raises:
         VerifierFailed: there is no finite number.

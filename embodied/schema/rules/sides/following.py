@@ -39,8 +39,8 @@ ALONGSIDE: Mapping[str, str] = {"data_args": "data"}
 
 
 def followers(given: Iterable[str]) -> list[str]:
-    """Returns the keys, without ``env.train.``, that ``env.eval`` follows, of those on the command line. Beside
-    ``data.KEY``, which is of both sides, ``env.train.KEY`` is of one.
+    """Lists the keys of ``env.eval`` that copy ``env.train``'s value from the command line (without ``env.train.``).
+    Beside ``data.KEY``, which is of both sides, ``env.train.KEY`` is of one.
 
     Args:
         given: all keys on the command line, with dots.
@@ -53,7 +53,7 @@ def followers(given: Iterable[str]) -> list[str]:
 
 
 def followed(mapping: Mapping[str, Any], before: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    """Returns the values of ``env.eval`` that follow those of ``env.train``, by dotted key.
+    """Returns the values that ``env.eval`` copies from ``env.train``, by dotted key.
 
     Args:
         mapping: the configuration.
@@ -72,14 +72,14 @@ def followed(mapping: Mapping[str, Any], before: Mapping[str, Any], keys: Sequen
 
 
 def followed_still(resolved: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the keys of :func:`followed`, without ``env.eval.``, that are alike in the end: a protocol, or a reward
-    of both sides, may have given evaluations another value."""
+    """Returns the copied keys, without ``env.eval.``, whose values are equal on both sides in the end: a protocol, or a
+    reward of both sides, may have given evaluations another value."""
     sides, keys = resolved["env"], [key.removeprefix(EVAL) for key in found]
     return tuple(sorted(key for key in keys if at(sides["train"], key) == at(sides["eval"], key)))
 
 
 def without_keys(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
-    """Returns the overrides that set none of these keys of ``env.train``."""
+    """Drops the overrides that set these keys of ``env.train``."""
     told = {TRAIN + key for key in keys}
     return [one for one in overrides if told.isdisjoint(keys_of([one]))]
 

@@ -20,8 +20,8 @@ __all__ = [
 
 
 def canonical(text: str) -> str:
-    r"""One spelling for all answers that are equal: an exact number as a fraction in lowest terms, without its unit
-    or sign of money. Empty for a text that says nothing.
+    r"""Returns one spelling for all answers that are equal: an exact number as a fraction in lowest terms, without its
+    unit or sign of money. Empty for a text that says nothing.
 
     >>> canonical("0.50"), canonical(r"\frac{2}{4}"), canonical("East"), canonical(r"$x$")
     ('1/2', '1/2', 'east', 'x')

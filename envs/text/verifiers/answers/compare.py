@@ -9,7 +9,8 @@ _ONE_NAME = ({"angle", "celsius"}, {"angle", "fahrenheit"}, {"mass", "sterling"}
 
 
 def equal(one: Answer, other: Answer) -> bool:
-    """Whether two answers are equal. A unit or a name that one of them leaves out does not count, others must agree."""
+    """Returns whether two parsed answers are equal. A unit or a name that one of them leaves out does not count, others
+    must agree."""
     if not one.whole or not other.whole:
         return False
     if one.items and other.items:
@@ -58,7 +59,7 @@ def _of_24_hours(key: str) -> bool:
 
 
 def spelling(answer: Answer) -> str:
-    """One spelling of an answer, without unit and name."""
+    """Returns a parsed answer's spelling, without unit and name."""
     if answer.value is not None:
         return str(answer.value)
     if answer.items:
@@ -70,7 +71,8 @@ def spelling(answer: Answer) -> str:
 
 
 def spelling_beside(answer: Answer, gold: Answer) -> str:
-    """One spelling of an answer: that of the gold answer if it is equal to that, another one if it is not."""
+    """Returns a spelling of an answer to compare with the gold answer's: the same if they are equal, another one if
+    they are not."""
     if equal(answer, gold):
         return spelling(gold)
     found = spelling(answer)

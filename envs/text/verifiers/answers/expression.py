@@ -26,7 +26,7 @@ _LETTERS = 3
 
 
 class Parser:
-    """Reads tokens one after another.
+    """Parser of an answer's tokens into an expression.
 
     Raises:
         NotUnderstood: they are no formula.
@@ -36,7 +36,7 @@ class Parser:
         self._given, self._at, self._depth = list(given), 0, 0
 
     def whole(self) -> Node:
-        """All tokens as one expression."""
+        """Parses all tokens as one expression."""
         found = self._sum()
         if self._at < len(self._given):
             raise NotUnderstood

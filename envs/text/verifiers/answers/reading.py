@@ -33,7 +33,7 @@ _LONGEST_TEXT = 3  # words of a name in a list
 
 
 def read(text: str) -> Answer:
-    """Reads an answer, which is a text where a part of it is not understood. It takes no time to speak of."""
+    """Parses an answer's text; what is not understood stays a text. It takes no time to speak of."""
     if len(text) > MAX_CHARACTERS:
         return Answer("text", " ".join(text.split()))
     return _read(text)
@@ -103,7 +103,7 @@ def _joined(given: Sequence[Token]) -> Answer | None:
 
 
 def of_items(kind: str, items: Sequence[Answer]) -> Answer:
-    """A list or set of answers, in one order."""
+    """Makes a list or set of answers, in one order."""
     ordered = sorted(items, key=lambda item: (item.key, item.whole))
     if kind == "set":
         ordered = list({item.key: item for item in ordered}.values())
@@ -242,7 +242,7 @@ def _named(side: Sequence[Token]) -> str:
 
 
 def quantity(given: Sequence[Token]) -> Answer:
-    """An expression with its unit.
+    """Parses an expression with its unit.
 
     Raises:
         NotUnderstood: it is none, or what follows it is no unit.

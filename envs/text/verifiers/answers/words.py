@@ -42,7 +42,7 @@ _SHORT_WORDS = frozenset((
 
 
 def shown(given: Sequence[Token]) -> str:
-    """Tokens as one line of text; case counts only where it tells letters apart."""
+    """Joins tokens to one line of text; case counts only where it tells letters apart."""
     line = ""
     for token in given:
         gap = token.spaced and line and (line[-1].isalnum() or line[-1] in ".,;:)]}%'\"") and token.text not in ",;)"
@@ -59,7 +59,7 @@ def _cased(token: Token) -> str:
 
 
 def of_fixed_form(given: Sequence[Token]) -> Answer | None:
-    """A letter, time, date, number in words, or that there is no solution; None if it is none of these."""
+    """Parses a letter, time, date, number in words, or that there is no solution; None if it is none of these."""
     line = shown(given)
     if len(line) > 200:
         return None
@@ -73,7 +73,7 @@ def of_fixed_form(given: Sequence[Token]) -> Answer | None:
 
 
 def as_text(given: Sequence[Token]) -> Answer:
-    """An answer that is compared as it is written."""
+    """Makes an answer that is compared as it is written."""
     return Answer("text", shown(given))
 
 
