@@ -32,7 +32,7 @@ from .text.tokenizer import TextTokenizer
 
 
 def build(settings: Settings) -> CausalLMPolicy:
-    """See :func:`embodied.models.causal_lm.build_policy`."""
+    """Builds the policy on the CPU. See :func:`embodied.models.causal_lm.build_policy`."""
     _check_folder(settings)
     settings = located(settings)
     if settings.model_path is not None and settings.gguf_file is None:
@@ -76,7 +76,8 @@ def _choose_trained(parts: Parts) -> None:
 
 
 def check_alone(settings: Settings) -> None:
-    """Raises ConfigError if several processes are to compute each text: they would need each other's pictures."""
+    """Raises ConfigError if a vision-language model is to compute each text with several processes: they would need
+    each other's pictures."""
     if settings.context_parallel_size > 1:
         reason = "the network reads pictures, whose features are put into whole prompts"
         raise bad("context_parallel_size", settings.context_parallel_size, reason, "set it to 1")

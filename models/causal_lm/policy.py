@@ -59,6 +59,7 @@ class CausalLMPolicy(nn.Module):
 
     @property
     def trunk(self) -> Trunk:
+        """The layers of the network, run with our attention."""
         return self.parts.trunk
 
     @property

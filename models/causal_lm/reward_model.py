@@ -21,7 +21,7 @@ KEY = "reward.model"
 
 
 class RewardModel:
-    """Scores answers (:class:`embodied.protocols.ScoresInPasses`). Its weights are never trained.
+    """A network that scores answers (:class:`embodied.protocols.ScoresInPasses`). Its weights are never trained.
 
     Args:
         network: a ``…ForSequenceClassification`` with one logit.
@@ -46,7 +46,7 @@ class RewardModel:
         return self._network
 
     def to(self, device: torch.device) -> RewardModel:
-        """Moves the network to the device, in place; with ``offload_weight`` when it is called."""
+        """Moves the network to the device, in place; with ``offload_weight`` only while it scores."""
         self._device = device
         if not self._offload:
             self._network.to(device)
@@ -83,7 +83,7 @@ class RewardModel:
         return found
 
     def tokens(self, prompt: str, response: str) -> list[int]:
-        """Tokens of a prompt (or conversation) with its answer, at least one.
+        """Encodes a prompt (or conversation) with its answer, at least one token.
 
         Raises:
             SpecMismatchError: a conversation, and the tokenizer has no chat template.
@@ -161,7 +161,7 @@ def load(
     model_path: str, tokenizer_path: str | None, max_length: int, micro_batch_size: int, precision: str,
     offload_weight: bool = False, trust_remote_code: bool = False,
 ) -> RewardModel:  # fmt: skip
-    """See :func:`embodied.models.causal_lm.build_reward_model`."""
+    """Builds the reward model. See :func:`embodied.models.causal_lm.build_reward_model`."""
     for name, number in (("max_length", max_length), ("micro_batch_size", micro_batch_size)):
         if number < 1:
             raise ConfigError(f"{KEY}.{name} is {number}, expected 1 or more", f"set {KEY}.{name} above 0")

@@ -22,7 +22,7 @@ from ..shared.prompts import PromptIds, padded, read_tokenizer
 
 
 class ExportedPolicy(nn.Module):
-    """A program that answers. It runs on the CPU, wherever observations come from."""
+    """A policy that runs an exported program. It runs on the CPU, wherever observations come from."""
 
     def __init__(self, folder: Path, facts: Facts, prompts: PromptIds, program: Program) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class ExportedPolicy(nn.Module):
 
 
 def build(model_path: str, threads: int | None, trust: bool) -> ExportedPolicy:
-    """See :func:`embodied.models.exported.build_policy`."""
+    """Builds the policy. See :func:`embodied.models.exported.build_policy`."""
     folder = Path(model_path).expanduser()
     facts = read(folder)
     if facts.format == "aoti" and not trust:

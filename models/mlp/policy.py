@@ -31,8 +31,8 @@ from ..shared.sampling import draw, entropy, log_probs
 
 
 class MLPPolicy(nn.Module):
-    """Maps state [S] and instruction to logits of K·A tokens, each one of ``bins`` values evenly over an action's
-    range. Of an env of N discrete actions it chooses K tokens, each one of N.
+    """A small network: maps state [S] and instruction to logits of K·A tokens, each one of ``bins`` values evenly over
+    an action's range. Of an env of N discrete actions it chooses K tokens, each one of N.
 
     The sizes S, A and N are those of the env: the layers are made when the policy is bound to its first one. A new
     instruction has a row of the table of instructions that its checksum gives. Pictures are not read.

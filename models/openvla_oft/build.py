@@ -38,7 +38,7 @@ TRAINED_IN_FULL = ("proprio_projector", "scale", "shift")  # start from scratch 
 
 
 def build(settings: Settings, device: torch.device | str = "cpu") -> OpenVLAOFTPolicy:
-    """See :func:`embodied.models.openvla_oft.build_policy`.
+    """Builds the policy. See :func:`embodied.models.openvla_oft.build_policy`.
 
     Args:
         device: where random weights are drawn and weights of 8 or 4 bits are made: 7B of them then need no host memory.

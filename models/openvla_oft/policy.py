@@ -167,7 +167,7 @@ class OpenVLAOFTPolicy(nn.Module):
         return self.evaluate(records, sampling, distribution)
 
     def decode_actions(self, tokens: Tensor) -> Tensor:
-        """Token ids [B, T] → float32 [B, K, A] in the env's units."""
+        """Decodes token ids [B, T] to float32 [B, K, A] in the env's units."""
         return self.parts.decode_actions(tokens)
 
     def encode_actions(self, actions: Tensor) -> Mapping[str, Tensor]:

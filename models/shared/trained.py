@@ -17,8 +17,8 @@ from .keys import bad
 
 
 class Trains(Protocol):
-    """Keys under ``actor.model`` that select the trained parameters. Of a model's settings, ``freeze_patterns`` and
-    ``saved_modules`` are ``freeze_pattern`` and ``lora_modules_to_save`` as tuples."""
+    """Interface of keys under ``actor.model`` that select the trained parameters. Of a model's settings,
+    ``freeze_patterns`` and ``saved_modules`` are ``freeze_pattern`` and ``lora_modules_to_save`` as tuples."""
 
     @property
     def is_lora(self) -> bool: ...
@@ -33,7 +33,7 @@ class Trains(Protocol):
 
 
 def lora_config(settings: Any, targets: Sequence[str] | str | None, exclude: str | None = None) -> LoraConfig:
-    """Gives peft's configuration of the ``lora_…`` keys.
+    """Makes peft's LoRA configuration from the ``lora_…`` keys.
 
     Args:
         targets: endings of the names of the layers that are adapted.
@@ -113,7 +113,7 @@ def training_modules(policy: nn.Module) -> list[nn.Module]:
 
 @contextmanager
 def not_training(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Puts ``modules`` in evaluation mode inside the block."""
+    """Context in which ``modules`` are in evaluation mode."""
     modes = [module.training for module in modules]
     for module in modules:
         module.training = False

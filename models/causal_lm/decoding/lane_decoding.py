@@ -41,7 +41,7 @@ LANES = 16
 
 
 class LaneDecoding:
-    """See :class:`embodied.protocols.Decoding`.
+    """Decodes texts in lanes, a token a step, with cached keys and values (:class:`embodied.protocols.Decoding`).
 
     Args:
         enforce_eager: False: steps are replayed as CUDA graphs where there is a GPU.
@@ -305,7 +305,7 @@ class LaneDecoding:
 
 
 def written(texts: Iterable[str], count: int, max_bytes: int) -> np.ndarray:
-    """Texts as the bytes of an action, uint8 [count, 1, L]; the end of one that is too long is left out."""
+    """Encodes texts as the bytes of an action, uint8 [count, 1, L]; the end of one that is too long is left out."""
     rows = np.zeros((count, 1, max_bytes), np.uint8)
     for row, text in zip(rows, texts, strict=True):
         instructions.write(text, row[0], cut=True)

@@ -36,7 +36,8 @@ from .packing import Asked, Packed, there
 
 @dataclass(frozen=True)
 class Part:
-    """This process's tokens of a pass. It is the attention of the pass as well."""
+    """This process's tokens of a pass whose texts several processes compute together; also computes the pass's
+    attention."""
 
     packed: Packed  # the whole pass
     team: Team
@@ -47,7 +48,7 @@ class Part:
 
     @classmethod
     def of(cls, packed: Packed, team: Team) -> Part:
-        """The part of this process of ``team``."""
+        """Selects the tokens of a pass that this process of ``team`` computes."""
         more = -len(packed.ids) % team.size
         ids, positions = (
             F.pad(values, (0, more))[team.rank :: team.size].contiguous() for values in (packed.ids, packed.positions)

@@ -25,7 +25,7 @@ from .attention import Heads, square
 
 @dataclass(frozen=True)
 class Squares:
-    """Places of tokens in the squares [B, L], one row a text."""
+    """Index of packed tokens in padded rows [B, L], one row a text; shared prompts stand in several rows."""
 
     texts: int  # B
     length: int  # L
@@ -37,15 +37,15 @@ class Squares:
     sharing: Tensor | None  # float [U, B], 1 where a text has a prompt; None if no two texts share one
 
     def spread(self, values: Tensor) -> Tensor:
-        """Puts tokens into the squares: [T, w] → [B·L, w]."""
+        """Copies packed tokens into padded rows: [T, w] → [B·L, w]."""
         return _Spread.apply(values, self)
 
     def collect(self, values: Tensor) -> Tensor:
-        """Takes tokens out of the squares: [B·L, w] → [T, w]."""
+        """Takes packed tokens out of padded rows: [B·L, w] → [T, w]."""
         return _Collect.apply(values, self)
 
     def sum_copies(self, values: Tensor) -> Tensor:
-        """Adds up what stands at the copies of each token: [B·L, w] → [T, w]."""
+        """Sums the padded rows over the copies of each token: [B·L, w] → [T, w]."""
         own, width = values.index_select(0, self.home), values.shape[1]
         if self.sharing is None:
             return own
@@ -86,19 +86,19 @@ class _Collect(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Asked:
-    """Hidden states that something is asked of, and which of them this process computes."""
+    """Hidden states of a pass whose logits or values are needed, and which of them this process computes."""
 
     number: Tensor  # int64 [R], of what is asked, in its order
     row: Tensor  # int64 [R], hidden state of each among those that this process has
 
     def together(self, values: Tensor) -> Tensor:
-        """Joins the values [R, …] that all processes compute to the values of all that is asked."""
+        """Joins the values [R, …] that all processes compute, in the order in which they are needed."""
         return values
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Prompts and responses of B texts, end to end. It is the attention of the pass as well."""
+    """Prompts and responses of B texts in one sequence without padding; also computes the pass's attention."""
 
     ids: Tensor  # int64 [T]
     positions: Tensor  # int64 [T]
@@ -138,7 +138,7 @@ class Packed:
 def pack(
     prompt_ids: Tensor, prompt_length: Tensor, tokens: Tensor, length: Tensor, shown: Sequence[bytes] | None = None
 ) -> Packed:  # fmt: skip
-    """Lays B texts end to end.
+    """Packs B texts into one sequence without padding, in which equal prompts stand once.
 
     Args:
         prompt_ids: int [B, P], right-padded.
@@ -187,8 +187,8 @@ def pack(
 def rows(
     prompt_ids: Tensor, prompt_length: Tensor, tokens: Tensor, length: Tensor, shown: Sequence[bytes] | None = None
 ) -> Packed:  # fmt: skip
-    """Puts each of B texts into a row that is filled up on the right. Equal prompts are computed each time, and linear
-    layers see what fills up, too. The arguments are those of :func:`pack`."""
+    """Puts each of B texts into a right-padded row. Equal prompts are computed each time, and linear layers see the
+    padding, too. The arguments are those of :func:`pack`."""
     sizes, lengths = prompt_length.long(), length.long()
     span = int((sizes + lengths - 1).max())
     texts, columns = torch.arange(len(sizes), device=tokens.device), torch.arange(span, device=tokens.device)
@@ -237,5 +237,5 @@ def _ragged(sizes: np.ndarray) -> np.ndarray:
 
 
 def there(values: np.ndarray, like: Tensor) -> Tensor:
-    """Copies an array to the device of a tensor."""
+    """Copies a numpy array to the device of a tensor."""
     return torch.from_numpy(values).to(like.device)

@@ -70,7 +70,7 @@ def export_folder(
 
 
 class Written(NamedTuple):
-    """A written folder, with the change of answers after it is read again."""
+    """The result of writing a folder: its dtype, and the change of answers after it is read again."""
 
     dtype: str
     change: Change | None  # None: there were no observations
@@ -116,12 +116,12 @@ def _kwargs(parts: Parts, dtype: str) -> dict[str, Any]:
 
 
 def model_keys(parts: Parts, dtype: str) -> dict[str, Any]:
-    """Returns the keys that build the policy from a whole folder (``Exported.model``)."""
+    """Returns the configuration keys that build the policy from a whole folder (``Exported.model``)."""
     return {"_target_": TARGET, "model_path": ".", **_kwargs(parts, dtype)}
 
 
 def command(keys: Mapping[str, Any], *paths: str) -> str:
-    """Gives the command-line overrides that name the same model.
+    """Formats configuration keys as command-line overrides.
 
     Args:
         paths: keys whose "." stands for the folder.

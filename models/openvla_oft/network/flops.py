@@ -27,7 +27,7 @@ class Flops:
 
 
 def forward_flops(net: NetConfig, prompt_tokens: int) -> Flops:
-    """FLOPs of one row's forward pass.
+    """Counts the FLOPs of one row's forward pass.
 
     Args:
         prompt_tokens: length of the prompt with BOS and padding.
@@ -45,7 +45,7 @@ def forward_flops(net: NetConfig, prompt_tokens: int) -> Flops:
 
 
 def training_flops(net: NetConfig, prompt_tokens: int, lora: bool, checkpointing: bool) -> int:
-    """FLOPs of one row's forward and backward pass.
+    """Counts the FLOPs of one row's forward and backward pass.
 
     The backward pass costs one forward pass for the gradients of activations and, unless the weights are frozen, one
     for the gradients of weights. Recomputation costs one more.

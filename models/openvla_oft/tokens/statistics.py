@@ -18,7 +18,7 @@ FIX = "use the statistics of the checkpoint's own training data (its source has 
 def read_range(
     block: Mapping[str, Any], what: str, names: tuple[str, str]
 ) -> tuple[Sequence[float], Sequence[float], Sequence[bool]]:
-    """Reads low end, high end and mask of each dimension.
+    """Reads low end, high end and mask of each dimension from a block of statistics.
 
     Args:
         what: action or proprio, for errors.
@@ -35,7 +35,7 @@ def read_range(
 
 
 def check_constant(block: Mapping[str, Any], what: str, names: tuple[str, str]) -> None:
-    """Refuse a scaled dimension whose ends are equal, unless the block shows elsewhere that the data never move it.
+    """Refuses a scaled dimension whose ends are equal, unless the block shows elsewhere that the data never move it.
 
     Raises:
         CheckpointError: there is one: each token would mean the same action.
@@ -51,7 +51,7 @@ def check_constant(block: Mapping[str, Any], what: str, names: tuple[str, str]) 
 
 
 def constant_dimensions(low: Sequence[float], high: Sequence[float], mask: Sequence[bool]) -> dict[str, list[bool]]:
-    """The entry that says which scaled dimensions are never moved; nothing if there is none."""
+    """Makes the statistics' entry that names scaled dimensions which never move; nothing if there is none."""
     found = [scaled and a == b for a, b, scaled in zip(low, high, mask, strict=True)]
     return {CONSTANT: found} if any(found) else {}
 

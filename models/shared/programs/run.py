@@ -18,7 +18,7 @@ from .faster import FastProgram
 
 
 class Program(Protocol):
-    """Interface of a program: it can be called."""
+    """Interface of an exported program: it is called with tensors and returns tensors."""
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run it.

@@ -50,7 +50,7 @@ MERGE = (
 
 
 def read_adapter(folder: Path) -> dict[str, Tensor]:
-    """Tensors of an adapter by their names in the network, without peft's and other programs' prefixes.
+    """Reads an adapter's tensors by their names in the network, without peft's and other programs' prefixes.
 
     Raises:
         CheckpointError: no adapter in the folder, or numbers are not finite.
@@ -95,7 +95,7 @@ MERGE_OFT = (
 
 
 def check_plain(said: Mapping[str, Any], folder: Path, merge: str) -> None:
-    """Refuse an adapter that is more than LoRA.
+    """Refuses an adapter whose configuration asks for more than plain LoRA.
 
     Args:
         merge: how to merge it, :data:`MERGE` or another text.
@@ -114,6 +114,6 @@ def check_plain(said: Mapping[str, Any], folder: Path, merge: str) -> None:
 
 
 def merge_fix(said: Mapping[str, Any], folder: Path, merge: str) -> str:
-    """Fills the known names into ``merge``, which says how an adapter is merged into its network."""
+    """Formats ``merge``, the sentence on how an adapter is merged into its network, with the names that are known."""
     base = said.get("base_model_name_or_path") or "NETWORK"
     return merge.format(base=base, folder=folder)

@@ -18,7 +18,7 @@ ADAPTER = "adapter_config.json"
 
 @dataclass(frozen=True)
 class Stored:
-    """Weights in files of safetensors."""
+    """Weights in a folder of safetensors files, not loaded yet."""
 
     folder: Path
     headers: Mapping[Path, Mapping[str, Entry]]
@@ -46,19 +46,20 @@ class Stored:
 
     @property
     def files(self) -> list[Path]:
+        """The files that hold tensors."""
         return list(self.headers)
 
     @property
     def renamed(self) -> bool:
-        """True if a name in the files is not the plain one."""
+        """Whether a name in the files differs from the plain one."""
         return any(name != plain for name, plain in self.plain.items())
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each tensor by its plain name."""
+        """Returns the shape of each tensor by its plain name."""
         return {self.plain[name]: entry.shape for header in self.headers.values() for name, entry in header.items()}
 
     def place(self, plain: str) -> tuple[Path, str] | None:
-        """File and name in it of a tensor; None if there is none of this name."""
+        """Returns the file of a tensor and its name in it; None if there is none of this plain name."""
         for file, header in self.headers.items():
             for name in header:
                 if self.plain[name] == plain:
