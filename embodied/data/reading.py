@@ -17,7 +17,9 @@ Passed = Callable[[], None]
 _ODD = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, OSError, RuntimeError, MemoryError)
 
 
-def read(path: Path, wanted: Wanted, refused: Refused | None = None, passed: Passed = lambda: None) -> Demonstrations:
+def read(
+    path: Path, selection: Wanted, refused: Refused | None = None, passed: Passed = lambda: None
+) -> Demonstrations:
     """Reads a LeRobot folder, a ``.hdf5`` file of LIBERO or robomimic or a folder of them, or a ManiSkill ``.h5`` file.
 
     Args:
@@ -29,7 +31,7 @@ def read(path: Path, wanted: Wanted, refused: Refused | None = None, passed: Pas
         SpecMismatchError: a wanted camera or state is missing.
         AssetsMissingError: the package that reads it is not installed.
     """
-    opened = open_set(path, wanted)
+    opened = open_set(path, selection)
     episodes: list[Demonstration] = []
     for one in opened.episodes:
         try:
@@ -47,10 +49,10 @@ def read(path: Path, wanted: Wanted, refused: Refused | None = None, passed: Pas
     return Demonstrations(path, episodes, opened.made_with, opened.fps, opened.columns)
 
 
-def open_set(path: Path, wanted: Wanted) -> Opened:
+def open_set(path: Path, selection: Wanted) -> Opened:
     """Opens the data set at a path, whatever its layout. Raises what :func:`read` raises."""
     with _named(str(path)):
-        return _open(path, wanted)
+        return _open(path, selection)
 
 
 def _open(path: Path, wanted: Wanted) -> Opened:

@@ -153,9 +153,9 @@ def compare(
     )  # fmt: skip
 
 
-def rates(one: WrittenEvaluation) -> list[tuple[str, Rate]]:
+def rates(evaluation: WrittenEvaluation) -> list[tuple[str, Rate]]:
     """Returns success of each task of an evaluation, then over all of them."""
-    own = keyed(one, one)[0]
+    own = keyed(evaluation, evaluation)[0]
     tasks = dict.fromkeys(key[0] for key in own)
     return [*((task, _rate(_of_task(own, task))) for task in tasks), (ALL, _rate(own))]
 

@@ -44,12 +44,12 @@ def rates(
     return found
 
 
-def cells(found: Mapping[str, float]) -> list[list[str]]:
+def cells(values: Mapping[str, float]) -> list[list[str]]:
     """Formats the pass@k and maj@k rates of :func:`rates` as rows of a table."""
     kinds = {"pass@k": "eval/pass_at/", "maj@k": "eval/maj_at/"}
-    shown = {name: prefix for name, prefix in kinds.items() if f"{prefix}1" in found}
-    ks = [int(name.rpartition("/")[2]) for name in found if name.startswith("eval/pass_at/")]
-    return [["k", *shown], *([str(k), *(f"{found[f'{prefix}{k}']:.1%}" for prefix in shown.values())] for k in ks)]
+    shown = {name: prefix for name, prefix in kinds.items() if f"{prefix}1" in values}
+    ks = [int(name.rpartition("/")[2]) for name in values if name.startswith("eval/pass_at/")]
+    return [["k", *shown], *([str(k), *(f"{values[f'{prefix}{k}']:.1%}" for prefix in shown.values())] for k in ks)]
 
 
 def pass_at(count: int, successes: int, k: int) -> float:

@@ -65,15 +65,15 @@ def noted(checkpoint: Path) -> list[dict[str, Any]]:
     return [asdict(one) for one in of_checkpoint(checkpoint)]
 
 
-def left_out_by(config: Mapping[str, Any], wanted: int, trains: bool) -> bool | None:
-    """Returns whether all trainings behind some weights left out the last ``wanted`` initial states of each task. None:
+def left_out_by(config: Mapping[str, Any], states: int, trains: bool) -> bool | None:
+    """Returns whether all trainings behind some weights left out the last ``states`` initial states of each task. None:
     nothing is held out, or it is not known of one of them.
 
     Args:
         config: of the run that trains the weights, or that evaluates them.
         trains: whether it trains them.
     """
-    if not wanted:
+    if not states:
         return None
     try:
         found = before(config)
@@ -81,7 +81,7 @@ def left_out_by(config: Mapping[str, Any], wanted: int, trains: bool) -> bool | 
     except (*UNREADABLE, OSError, yaml.YAMLError):
         return None
     held_out = [one.held_out_states for one in found]
-    if any(count is not None and count < wanted for count in held_out):
+    if any(count is not None and count < states for count in held_out):
         return False
     return None if None in held_out or not held_out else True
 

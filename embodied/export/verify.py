@@ -164,30 +164,30 @@ def asked(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> Iterator
         yield _asked(named, overrides, config_dirs, logs)
 
 
-def verify(checkpoint: Path, folder: Path, wanted: Asked, console: Console, device: str = "cpu") -> Verdict:
+def verify(checkpoint: Path, folder: Path, requested: Asked, console: Console, device: str = "cpu") -> Verdict:
     """Evaluates a checkpoint and its export on the same starts, and compares success and greedy actions.
 
     Raises:
         ConfigError: nothing here can build a policy from the folder.
         EmbodiedError: what else keeps an evaluation from running.
     """
-    facts, place, side = exported.read_export(folder), torch.device(device), wanted.sides.eval
+    facts, place, side = exported.read_export(folder), torch.device(device), requested.sides.eval
     within = TOLERANCES[facts.rounding]
-    reporter = Reporter(console, Group(), wanted.composed.config.runner)
-    plan = spread(side.spec, wanted.episodes)
-    run = _Runs(wanted.composed.config, wanted.sides, plan, wanted.logs, reporter, place)
+    reporter = Reporter(console, Group(), requested.composed.config.runner)
+    plan = spread(side.spec, requested.episodes)
+    run = _Runs(requested.composed.config, requested.sides, plan, requested.logs, reporter, place)
     with console.progress("loading the checkpoint", brief=True):
         original = restore(checkpoint, place).policy
     theirs = run.of_policy(original, "checkpoint", keep=True)
-    under = _conditions(wanted.composed.config, side, original, checkpoint, len(theirs.results))
-    held_to = protocol(wanted.composed, side, under, theirs.facts, original)
+    under = _conditions(requested.composed.config, side, original, checkpoint, len(theirs.results))
+    held_to = protocol(requested.composed, side, under, theirs.facts, original)
     with console.progress("loading the export", brief=True):
         policy = exported.build(facts, folder, place, side.spec, trust=True).policy  # written just now
     ours = run.of_policy(policy, "export", keep=False)
     found = agreement(policy, theirs, side.spec, within, run.batch, place)
     success = paired([one.success for one in theirs.results], [one.success for one in ours.results])
     differ = _differing(theirs.results, ours.results, found.episodes, within)
-    return Verdict(wanted.env, len(theirs.results), held_to.named, within, found, success, differ)
+    return Verdict(requested.env, len(theirs.results), held_to.named, within, found, success, differ)
 
 
 def _conditions(
@@ -323,14 +323,14 @@ def agreement(
     return Agreement(len(apart), float(equal.mean()), float(apart.max()), float(apart.mean()), episodes)
 
 
-def distance(one: np.ndarray, other: np.ndarray, env: EnvSpec) -> np.ndarray:
+def distance(first: np.ndarray, second: np.ndarray, env: EnvSpec) -> np.ndarray:
     """Computes differences of actions: numbers as shares of their range [N, …], choices as 0 or 1 for each decision."""
     if isinstance(env.action, ContinuousAction):
         low, high = np.array(env.action.low, np.float64), np.array(env.action.high, np.float64)
         bounded = np.isfinite(high - low) & (high > low)
         width = np.where(bounded, np.where(bounded, high, 1.0) - np.where(bounded, low, 0.0), 1.0)
-        return np.abs(one.astype(np.float64) - other) / width
-    return (one != other).reshape(len(one), -1).any(axis=1).astype(np.float64)[:, None]
+        return np.abs(first.astype(np.float64) - second) / width
+    return (first != second).reshape(len(first), -1).any(axis=1).astype(np.float64)[:, None]
 
 
 def _differing(

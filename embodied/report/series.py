@@ -253,14 +253,14 @@ def others(runs: Sequence[Run]) -> dict[str, dict[str, list[tuple[float, float]]
     return found
 
 
-def meaning(metric: str, own: Mapping[str, str] | None = None) -> str:
+def meaning(metric: str, custom: Mapping[str, str] | None = None) -> str:
     """Explains a metric in words; empty for one that this version does not know.
 
     Args:
-        own: meanings of metrics that the runs' own terms measure.
+        custom: meanings of metrics that the runs' own terms measure.
     """
     parts = [part if not part.isdigit() else "<n>" for part in metric.split("/")]
-    return METRICS.get("/".join(parts), "") or (own or {}).get(metric, "")
+    return METRICS.get("/".join(parts), "") or (custom or {}).get(metric, "")
 
 
 def own_meanings(runs: Sequence[Run]) -> dict[str, str]:

@@ -127,11 +127,11 @@ def _results(
     return Evaluator(one.composed, one.sides.eval, simulators, session.path, session.reporter).results(stop)
 
 
-def prepared(asked: Variation, processes: Group, policy: Policy) -> Variation:
+def prepared(variation: Variation, processes: Group, policy: Policy) -> Variation:
     """Prepares the self-test's first evaluation: no videos, and a fixed number of rows a policy call."""
-    config = asked.composed.config
+    config = variation.composed.config
     video = config.env.eval.video_cfg.model_copy(update={"save_video": False})
-    return _changed(asked, {"video_cfg": video}, {"policy_batch": _rows(config, processes, policy)})
+    return _changed(variation, {"video_cfg": video}, {"policy_batch": _rows(config, processes, policy)})
 
 
 def _rows(config: Config, processes: Group, policy: Policy) -> int:

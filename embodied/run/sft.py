@@ -103,6 +103,8 @@ def train(
     return saves.finish(iteration, cloner.steps_done)
 
 
-def make_cloner(config: Config, side: ConfiguredEnv, shown: Demonstrated, model: Model) -> Cloner:
+def make_cloner(config: Config, side: ConfiguredEnv, demonstrations: Demonstrated, model: Model) -> Cloner:
     """Makes the learner of a training in the env of ``side``."""
-    return Cloner(model.policy, side.spec, config, shown.train, shown.held_out, model.device, model.sharding)
+    return Cloner(
+        model.policy, side.spec, config, demonstrations.train, demonstrations.held_out, model.device, model.sharding
+    )

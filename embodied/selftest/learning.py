@@ -26,9 +26,9 @@ class Learned:
     after: Evaluation  # evaluates the same records after the step
 
 
-def decide(made: Made, asked: Question) -> dict[str, Tensor]:
+def decide(made: Made, question: Question) -> dict[str, Tensor]:
     """Has the policy act on observations, on its device; returns the decision on the CPU."""
-    here = asked.on(made.device)
+    here = question.on(made.device)
     with torch.inference_mode():
         fields = made.policy.act(here.obs, here.noise, made.drawn).fields
     return {name: values.cpu().clone() for name, values in fields.items()}
@@ -65,12 +65,12 @@ def trained(made: Made) -> dict[str, Tensor]:
 
 
 def step(
-    made: Made, records: Mapping[str, Tensor], engine: StepEngine, look: Callable[[], bool] = lambda: True
+    made: Made, records: Mapping[str, Tensor], engine: StepEngine, before_step: Callable[[], bool] = lambda: True
 ) -> float:  # fmt: skip
     """Makes one optimizer step on records, in one pass, with numbers from −1 to 1 as advantages; returns the loss.
 
     Args:
-        look: called when the gradients are there, before they are clipped.
+        before_step: called when the gradients are there, before they are clipped.
     """
     here, rows = there(records, made.device), len(records["logprobs"])
     used = counted(made.policy.spec, here)
@@ -85,7 +85,7 @@ def step(
         return loss.item()
 
     with unwatched("update", rows) as passed:
-        return engine.take([torch.arange(rows)], passed, backward, hook=look).loss
+        return engine.take([torch.arange(rows)], passed, backward, hook=before_step).loss
 
 
 def engine_of(made: Made, parallel: Parallel | None = None) -> StepEngine:
@@ -106,66 +106,66 @@ def tokens_of(spec: PolicySpec, fields: Mapping[str, Tensor]) -> Tensor:
     return fields["action_tokens" if spec.elements.length_axis is None else "tokens"].flatten(1)
 
 
-def same_so_far(spec: PolicySpec, one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Tensor:
+def same_so_far(spec: PolicySpec, first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> Tensor:
     """Marks tokens that two decisions share, bool [B, n]; of texts those before the first that differs, since what
     comes behind answers something else."""
-    same = tokens_of(spec, one) == tokens_of(spec, other)
+    same = tokens_of(spec, first) == tokens_of(spec, second)
     if spec.elements.length_axis is None:
         return same
-    return (same.cumprod(1) > 0) & counted(spec, one) & counted(spec, other)
+    return (same.cumprod(1) > 0) & counted(spec, first) & counted(spec, second)
 
 
-def other_decisions(spec: PolicySpec, one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> tuple[int, int]:
+def other_decisions(spec: PolicySpec, first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> tuple[int, int]:
     """Counts differing decisions of two answers to the same observations, and all: tokens of robots; texts whose tokens
     differ anywhere.
 
     Returns:
         how many, and of how many.
     """
-    differ = tokens_of(spec, one) != tokens_of(spec, other)
+    differ = tokens_of(spec, first) != tokens_of(spec, second)
     if spec.elements.length_axis is not None:
-        differ = differ.any(1) | (one["length"] != other["length"])
+        differ = differ.any(1) | (first["length"] != second["length"])
     return int(differ.sum()), differ.numel()
 
 
-def largest(one: Tensor, other: Tensor, where: Tensor | None = None) -> float:
+def largest(first: Tensor, second: Tensor, where: Tensor | None = None) -> float:
     """Computes the largest absolute difference of two tensors; NaN if there is one anywhere."""
-    gap = (one.double() - other.double()).abs().flatten(1 if where is not None else 0)
+    gap = (first.double() - second.double()).abs().flatten(1 if where is not None else 0)
     gap = gap if where is None else gap[where]
     return float(gap.max()) if gap.numel() else float("nan")
 
 
-def rms(one: Tensor, other: Tensor, where: Tensor) -> float:
+def rms(first: Tensor, second: Tensor, where: Tensor) -> float:
     """Computes the root mean square of two tensors' differences."""
-    gap = (one.double() - other.double()).flatten(1)[where]
+    gap = (first.double() - second.double()).flatten(1)[where]
     return float(gap.square().mean().sqrt())
 
 
-def relative(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    """Computes the 2-norm of two sets' difference over that of ``other``; NaN if the names are not the same."""
-    if one.keys() != other.keys():
+def relative(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
+    """Computes the 2-norm of two sets' difference over that of ``second``; NaN if the names are not the same."""
+    if first.keys() != second.keys():
         return float("nan")
-    apart = sum(float((one[name].double() - other[name].double()).square().sum()) for name in other)
-    whole = sum(float(values.double().square().sum()) for values in other.values())
+    apart = sum(float((first[name].double() - second[name].double()).square().sum()) for name in second)
+    whole = sum(float(values.double().square().sum()) for values in second.values())
     return (apart / whole) ** 0.5 if whole else float("nan")
 
 
-def unequal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> int:
+def unequal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> int:
     """Counts the tensors that differ in a bit between two sets, or that one of them lacks."""
-    names = one.keys() | other.keys()
-    return sum(name not in one or name not in other or not same_bits(one[name], other[name]) for name in names)
+    names = first.keys() | second.keys()
+    return sum(name not in first or name not in second or not same_bits(first[name], second[name]) for name in names)
 
 
-def same_bits(one: Tensor, other: Tensor) -> bool:
+def same_bits(first: Tensor, second: Tensor) -> bool:
     """Returns whether two tensors have the same type, shape and bits; those of NaN count, too."""
-    if one.dtype != other.dtype or one.shape != other.shape:
+    if first.dtype != second.dtype or first.shape != second.shape:
         return False
-    return torch.equal(*(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for t in (one, other)))
+    return torch.equal(*(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for t in (first, second)))
 
 
-def fields_of(found: Evaluation) -> dict[str, Tensor]:
+def fields_of(evaluation: Evaluation) -> dict[str, Tensor]:
     """Returns the tensors of a policy's evaluation by name: log-probs, entropy, value."""
-    named = {"logprobs": found.logprobs, "entropy": found.entropy, "value": found.value}
+    named = {"logprobs": evaluation.logprobs, "entropy": evaluation.entropy, "value": evaluation.value}
     return {name: values for name, values in named.items() if values is not None}
 
 

@@ -23,38 +23,38 @@ class NotRun(Exception):
     """Raised by a part that cannot be run on this machine; the text says why."""
 
 
-def at_most(what: str, found: float, most: float, unit: str = "") -> Measured:
+def at_most(name: str, value: float, most: float, unit: str = "") -> Measured:
     """Makes a measurement that holds if the number is at most ``most``. One that is not finite is beyond every limit.
 
     >>> at_most("gap", 0.5, 1.0).holds, at_most("gap", float("nan"), 1.0)
     (True, Measured(what='gap', found='nan', unit='', allowed='at most 1', holds=False, skipped=False))
     """
-    return Measured(what, _plain(found), unit, f"at most {most:.4g}", math.isfinite(found) and found <= most)
+    return Measured(name, _plain(value), unit, f"at most {most:.4g}", math.isfinite(value) and value <= most)
 
 
-def at_least(what: str, found: float, least: float, unit: str = "") -> Measured:
+def at_least(name: str, value: float, least: float, unit: str = "") -> Measured:
     """Makes a measurement that holds if the number is at least ``least``. One that is not finite is below it."""
-    return Measured(what, _plain(found), unit, f"at least {least:.4g}", math.isfinite(found) and found >= least)
+    return Measured(name, _plain(value), unit, f"at least {least:.4g}", math.isfinite(value) and value >= least)
 
 
-def none_of(what: str, found: int, of: int) -> Measured:
+def none_of(name: str, wrong: int, of: int) -> Measured:
     """Makes a measurement that holds if none of ``of`` things is wrong. Of no things at all, it does not hold."""
-    return Measured(what, found, f"of {of:,}", "0", found == 0 and of > 0)
+    return Measured(name, wrong, f"of {of:,}", "0", wrong == 0 and of > 0)
 
 
-def few_of(what: str, found: int, of: int, share: float) -> Measured:
+def few_of(name: str, wrong: int, of: int, share: float) -> Measured:
     """Makes a measurement that holds if at most a share of ``of`` things is wrong."""
-    return Measured(what, found, f"of {of:,}", f"at most {share * of:.4g}", of > 0 and found <= share * of)
+    return Measured(name, wrong, f"of {of:,}", f"at most {share * of:.4g}", of > 0 and wrong <= share * of)
 
 
-def figure(what: str, found: float | int | str, unit: str = "") -> Measured:
+def figure(name: str, value: float | int | str, unit: str = "") -> Measured:
     """Makes a measurement without a limit: a number to be read."""
-    return Measured(what, found if isinstance(found, str) else _plain(found), unit)
+    return Measured(name, value if isinstance(value, str) else _plain(value), unit)
 
 
-def skipped(what: str, why: str) -> Measured:
+def skipped(name: str, why: str) -> Measured:
     """Makes the entry of a measurement that was not taken, with the reason."""
-    return Measured(what, why, skipped=True)
+    return Measured(name, why, skipped=True)
 
 
 def _plain(found: float) -> float | str:

@@ -48,7 +48,7 @@ def line(result: Result) -> list[str]:
     return found
 
 
-def measured(one: Measured) -> str:
+def measured(measurement: Measured) -> str:
     """Formats a measurement as text."""
-    text = f"{one.what}: {number(one.found)}{f' {one.unit}' if one.unit else ''}"
-    return f"{text} (allowed: {one.allowed})" if one.allowed else text
+    text = f"{measurement.what}: {number(measurement.found)}{f' {measurement.unit}' if measurement.unit else ''}"
+    return f"{text} (allowed: {measurement.allowed})" if measurement.allowed else text

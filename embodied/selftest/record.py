@@ -18,12 +18,12 @@ JSON, HTML = "selftest.json", "selftest.html"
 
 
 def as_plain(
-    asked: Mapping[str, Any], machine: Mapping[str, Any], results: Sequence[Result], seconds: float, ended: str
+    options: Mapping[str, Any], machine: Mapping[str, Any], results: Sequence[Result], seconds: float, ended: str
 ) -> dict[str, Any]:
     """Makes the JSON object of a self-test's report.
 
     Args:
-        asked: device, minutes, parts.
+        options: device, minutes, parts.
         ended: ``complete``, ``running``, ``interrupted``, or ``refused``: no part began.
     """
     parts = [{**asdict(one), "meaning": PARTS[one.name].meaning} for one in results]
@@ -31,7 +31,7 @@ def as_plain(
     status = "failed" if counts["failed"] else "passed" if counts["passed"] else "not run"
     return {
         "format": FORMAT, "status": status, "ended": ended, "counts": counts, "seconds": round(seconds, 1),
-        "asked": dict(asked), "machine": dict(machine), "parts": parts,
+        "asked": dict(options), "machine": dict(machine), "parts": parts,
     }  # fmt: skip
 
 

@@ -58,23 +58,23 @@ def to_action(space: Any, action: Any) -> np.ndarray:
     return np.clip(flat, space.low.reshape(-1), space.high.reshape(-1)).astype(np.float32)
 
 
-def check_reset(given: Any) -> tuple[Any, Mapping[Any, Any]]:
+def check_reset(returned: Any) -> tuple[Any, Mapping[Any, Any]]:
     """Splits what ``reset()`` returned into observation and info. Raises :class:`SpecMismatchError` if it is anything
     else."""
-    if isinstance(given, tuple | list) and len(given) == 2 and _is_info(given[1]):
-        return given[0], given[1] or {}
-    raise _another("reset()", given, "(observation, info), the info a dict")
+    if isinstance(returned, tuple | list) and len(returned) == 2 and _is_info(returned[1]):
+        return returned[0], returned[1] or {}
+    raise _another("reset()", returned, "(observation, info), the info a dict")
 
 
-def check_step(given: Any) -> tuple[Any, float, bool, bool, Mapping[Any, Any]]:
+def check_step(returned: Any) -> tuple[Any, float, bool, bool, Mapping[Any, Any]]:
     """Splits what ``step()`` returned into observation, reward, terminated, truncated and info.
 
     Raises:
         SpecMismatchError: it gives anything else.
     """
-    if not (isinstance(given, tuple | list) and len(given) == 5 and _is_info(given[4])):
-        raise _another("step()", given, "(observation, reward, terminated, truncated, info), the info a dict")
-    obs, reward, terminated, truncated, info = given
+    if not (isinstance(returned, tuple | list) and len(returned) == 5 and _is_info(returned[4])):
+        raise _another("step()", returned, "(observation, reward, terminated, truncated, info), the info a dict")
+    obs, reward, terminated, truncated, info = returned
     flags = check_flag(terminated, "terminated"), check_flag(truncated, "truncated")
     return obs, check_reward(reward), *flags, info or {}
 

@@ -112,8 +112,8 @@ def _decode(found: Mapping[str, Any]) -> GymFacts:
     return GymFacts(**{**found, **listed, "frame": frame, "bounds": bounds, "silent": tuple(found["silent"])})
 
 
-def alike(one: GymFacts, two: GymFacts) -> bool:
+def alike(first: GymFacts, second: GymFacts) -> bool:
     """Returns whether two probes saw the same env. Whether an episode ended in time depends on the machine."""
-    if one.whole != two.whole:
-        one, two = (replace(facts, late={}, whole=False, silent=()) for facts in (one, two))
-    return one == two
+    if first.whole != second.whole:
+        first, second = (replace(facts, late={}, whole=False, silent=()) for facts in (first, second))
+    return first == second

@@ -39,11 +39,11 @@ class Played:
     step: Callable[[], Any]
 
 
-def play_on(found: Mapping[str, Any], tried: Played) -> dict[str, Any]:
+def play_on(facts: Mapping[str, Any], tried: Played) -> dict[str, Any]:
     """Plays a probed env's episode to its end, if that comes soon, and adds what only later steps show to the facts.
 
     Args:
-        found: the facts so far.
+        facts: the facts so far.
 
     Returns:
         The facts that change: ``late``, ``whole``, ``silent``. None do if the env fails.
@@ -59,19 +59,19 @@ def play_on(found: Mapping[str, Any], tried: Played) -> dict[str, Any]:
         late = {name: kind for step in seen for name, kind in entries("info", step["info"]).items()}
     except Exception:  # noqa: BLE001 (a run that comes so far says what is wrong)
         return {}
-    new = {name: kind for name, kind in late.items() if name not in found["entries"]}
+    new = {name: kind for name, kind in late.items() if name not in facts["entries"]}
     told = {name for name in SUCCESS if name in late} - set(silent_of(seen))
-    silent = [name for name in dict.fromkeys((*found["silent"], *silent_of(seen))) if name not in told]
+    silent = [name for name in dict.fromkeys((*facts["silent"], *silent_of(seen))) if name not in told]
     return {"late": new, "whole": tried.env.over, "silent": tuple(silent)}
 
 
-def silent_of(seen: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+def silent_of(steps: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """Lists entries that are named like success (:data:`SUCCESS`) and do not say by themselves whether a
     task is solved."""
     silent = []
     for name in SUCCESS:
         values = []
-        for step in seen:
+        for step in steps:
             try:
                 values.append(Source(name).read(step))
             except KeyError:

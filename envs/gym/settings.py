@@ -40,11 +40,11 @@ class Making:
     vectorization: str | None = None  # some of VECTORIZATIONS: all slots of a worker in one vector env
 
     @classmethod
-    def of_json(cls, found: Mapping[str, Any]) -> Making:
+    def of_json(cls, values: Mapping[str, Any]) -> Making:
         """Reads it back from the JSON of ``dataclasses.asdict``."""
-        tasks = tuple(Task(**task) for task in found["tasks"])
+        tasks = tuple(Task(**task) for task in values["tasks"])
         return cls(
-            tasks, tuple(found["imports"]), tuple(found["wrappers"]), found["variables"], found.get("vectorization")
+            tasks, tuple(values["imports"]), tuple(values["wrappers"]), values["variables"], values.get("vectorization")
         )
 
 

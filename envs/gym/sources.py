@@ -165,9 +165,9 @@ def copied(value: Any) -> Any:
     return np.copy(value) if hasattr(value, "shape") else value
 
 
-def difference(one: Sequence[Mapping[str, Any]], two: Sequence[Mapping[str, Any]]) -> str:
+def difference(first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]) -> str:
     """Describes how two episodes differ in observations and rewards; "" if they do not."""
-    for number, (a, b) in enumerate(zip(one, two, strict=False)):
+    for number, (a, b) in enumerate(zip(first, second, strict=False)):
         if not _equal(np.asarray(a["reward"]), np.asarray(b["reward"])):
             return f"the reward of step {number} is {a['reward']} and then {b['reward']}"
         for name in entries("obs", a["obs"]):
@@ -182,6 +182,6 @@ def _equal(left: np.ndarray, right: np.ndarray) -> bool:
     return np.array_equal(left, right, equal_nan=left.dtype.kind == right.dtype.kind == "f")
 
 
-def listed(found: Mapping[str, tuple[tuple[int, ...], str]]) -> str:
+def listed(shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> str:
     """Formats entries for a message: ``obs.image uint8 (64, 64, 3), info.success bool ()``."""
-    return ", ".join(f"{name} {dtype} {tuple(shape)}" for name, (shape, dtype) in found.items()) or "nothing"
+    return ", ".join(f"{name} {dtype} {tuple(shape)}" for name, (shape, dtype) in shapes.items()) or "nothing"

@@ -24,9 +24,9 @@ def quaternion_of(vector: np.ndarray) -> np.ndarray:
     return np.array([math.cos(angle / 2), *(math.sin(angle / 2) * axis)])
 
 
-def product(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Product [4] of two quaternions (w, x, y, z): the rotation ``other`` in the frame that ``one`` has led to."""
-    (w, *u), (s, *v) = one, other
+def product(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Product [4] of two quaternions (w, x, y, z): the rotation ``second`` in the frame that ``first`` has led to."""
+    (w, *u), (s, *v) = first, second
     a, b = np.array(u), np.array(v)
     return np.array([w * s - a @ b, *(w * b + s * a + np.cross(a, b))])
 

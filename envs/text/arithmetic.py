@@ -130,14 +130,14 @@ def generator(seed: int, number: int, purpose: int, attempt: int = 0) -> np.rand
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
-def check_terms(what: str, given: Sequence[int], low: int, high: int) -> None:
+def check_terms(key: str, value: Sequence[int], low: int, high: int) -> None:
     """Raises :class:`ConfigError` for what is no pair of whole numbers from ``low`` to ``high``, the smaller one
     first."""
-    fits = len(given) == 2 and all(isinstance(number, int) and low <= number <= high for number in given)
-    if not fits or given[0] > given[1]:
+    fits = len(value) == 2 and all(isinstance(number, int) and low <= number <= high for number in value)
+    if not fits or value[0] > value[1]:
         raise ConfigError(
-            f"env.train.data_args.{what} is {list(given)}, expected fewest and most, from {low} to {high}",
-            f"set env.train.data_args.{what}=[{low},{min(high, low + 3)}]",
+            f"env.train.data_args.{key} is {list(value)}, expected fewest and most, from {low} to {high}",
+            f"set env.train.data_args.{key}=[{low},{min(high, low + 3)}]",
         )
 
 

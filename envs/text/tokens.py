@@ -49,16 +49,16 @@ class TokenLimit:
     workers: int = 1
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> TokenLimit:
+    def of(cls, values: Mapping[str, Any]) -> TokenLimit:
         """Makes it from the configuration's mapping. Raises :class:`ConfigError` if something is missing, unknown or
         impossible."""
         known = ("most", "counter", "options", "workers")
-        if not {"most", "counter"} <= set(given) <= set(known):
-            raise ConfigError(f"{_KEY} has {', '.join(given)}, expected {', '.join(known)}", f"correct {_KEY}")
-        check_range(f"{_KEY}.most", given["most"], 1, 1 << 30)
-        check_range(f"{_KEY}.workers", given.get("workers", 1), 1, 1024)
-        options = json.dumps(dict(given.get("options") or {}), sort_keys=True, default=str)
-        return cls(given["most"], str(given["counter"]), options, given.get("workers", 1))
+        if not {"most", "counter"} <= set(values) <= set(known):
+            raise ConfigError(f"{_KEY} has {', '.join(values)}, expected {', '.join(known)}", f"correct {_KEY}")
+        check_range(f"{_KEY}.most", values["most"], 1, 1 << 30)
+        check_range(f"{_KEY}.workers", values.get("workers", 1), 1, 1024)
+        options = json.dumps(dict(values.get("options") or {}), sort_keys=True, default=str)
+        return cls(values["most"], str(values["counter"]), options, values.get("workers", 1))
 
     @property
     def identity(self) -> list[Any]:

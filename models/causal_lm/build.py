@@ -72,7 +72,7 @@ def _choose_trained(parts: Parts) -> None:
     """Choose among the weights of network and value head. What reads pictures is left out, so no pattern trains it."""
     modules = {"network": parts.network} | ({} if parts.value_head is None else {"value_head": parts.value_head})
     hint = " (tied weights bear the name embed_tokens)"
-    choose_trained(nn.ModuleDict(modules), parts.settings, ("value_head",), own="network.", hint=hint)
+    choose_trained(nn.ModuleDict(modules), parts.settings, ("value_head",), prefix="network.", hint=hint)
 
 
 def check_alone(settings: Settings) -> None:

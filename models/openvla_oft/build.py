@@ -67,7 +67,7 @@ def _prepare(model: OpenVLAOFT, value_head: ValueHead | None, settings: Settings
     if settings.is_lora:
         _add_adapters(model, settings)
     weights = nn.ModuleDict({"model": model} if value_head is None else {"model": model, "value_head": value_head})
-    choose_trained(weights, settings, ("value_head", *TRAINED_IN_FULL), own="model.")
+    choose_trained(weights, settings, ("value_head", *TRAINED_IN_FULL), prefix="model.")
     _set_precision(weights, settings.precision)
     if settings.gradient_checkpointing:
         _enable_checkpointing(model)

@@ -52,20 +52,20 @@ def lora_config(settings: Any, targets: Sequence[str] | str | None, exclude: str
     )
 
 
-def choose_trained(policy: nn.Module, settings: Trains, whole: Sequence[str], own: str, hint: str = "") -> None:
+def choose_trained(policy: nn.Module, settings: Trains, whole: Sequence[str], prefix: str, hint: str = "") -> None:
     """Sets ``requires_grad`` of every parameter: ``is_lora`` first, then trainable_map, then freeze_pattern.
 
     Args:
         whole: modules that are trained in full beside adapters.
-        own: what the policy puts in front of names, e.g. ``model.``; prefixes fit with it and without.
+        prefix: what the policy puts in front of names, e.g. ``model.``; prefixes fit with it and without.
         hint: more of the fix for a pattern that fits nothing.
 
     Raises:
         ConfigError: a pattern fits no parameter, or nothing is trained.
     """
-    _check_matches([name for name, _ in policy.named_parameters()], settings, own, hint)
+    _check_matches([name for name, _ in policy.named_parameters()], settings, prefix, hint)
     for name, parameter in policy.named_parameters():
-        trained = _is_trained(name, settings, (*whole, *settings.saved_modules), own)
+        trained = _is_trained(name, settings, (*whole, *settings.saved_modules), prefix)
         if trained and not parameter.is_floating_point():
             reason = f"its weights are frozen, and {name} is to be trained"
             raise bad(KEY, settings.quantization_bit, reason, "set it to null, or train other layers in full")
@@ -74,17 +74,17 @@ def choose_trained(policy: nn.Module, settings: Trains, whole: Sequence[str], ow
         raise ConfigError("no parameter is trained", "loosen actor.model.freeze_pattern or actor.model.trainable_map")
 
 
-def _is_trained(name: str, settings: Trains, whole: Sequence[str], own: str) -> bool:
+def _is_trained(name: str, settings: Trains, whole: Sequence[str], front: str) -> bool:
     if any(re.search(pattern, name) for pattern in settings.freeze_patterns):
         return False
     for prefix, trained in (settings.trainable_map or {}).items():
-        if _begins(name, prefix, own):
+        if _begins(name, prefix, front):
             return trained
     return not settings.is_lora or ".lora_" in name or any(_inside(name, module) for module in whole)
 
 
-def _begins(name: str, prefix: str, own: str) -> bool:
-    return name.startswith(prefix) or name.removeprefix(own).startswith(prefix)
+def _begins(name: str, prefix: str, front: str) -> bool:
+    return name.startswith(prefix) or name.removeprefix(front).startswith(prefix)
 
 
 def _inside(name: str, module: str) -> bool:
@@ -92,10 +92,10 @@ def _inside(name: str, module: str) -> bool:
     return f".{module}." in f".{name}"
 
 
-def _check_matches(names: list[str], settings: Trains, own: str, hint: str) -> None:
+def _check_matches(names: list[str], settings: Trains, prefix: str, hint: str) -> None:
     given = {
         "freeze_pattern": {p: any(re.search(p, n) for n in names) for p in settings.freeze_patterns},
-        "trainable_map": {p: any(_begins(n, p, own) for n in names) for p in settings.trainable_map or {}},
+        "trainable_map": {p: any(_begins(n, p, prefix) for n in names) for p in settings.trainable_map or {}},
         "lora_modules_to_save": {m: any(_inside(n, m) for n in names) for m in settings.saved_modules},
     }
     for key, matches in given.items():

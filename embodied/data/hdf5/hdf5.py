@@ -16,11 +16,11 @@ from embodied.errors import DatasetError
 RESTORE = "restore the file from where it came from, or remove the episode"
 
 
-def open_hdf5(path: Path, what: str) -> Any:
+def open_hdf5(path: Path, content: str) -> Any:
     """Opens an HDF5 file of demonstrations for reading.
 
     Args:
-        what: it should hold, for messages: "LIBERO demonstrations".
+        content: it should hold, for messages: "LIBERO demonstrations".
 
     Raises:
         DatasetError: it is no HDF5 file, is cut off, or another program writes it.
@@ -38,7 +38,7 @@ def open_hdf5(path: Path, what: str) -> Any:
             remedy = "remove or replace it: it does not begin as an HDF5 file does"
         elif "truncated" in str(error):
             remedy = "copy or download it again: it is not whole"
-        raise DatasetError(f"{path} is no file of {what}: {error}", remedy) from error
+        raise DatasetError(f"{path} is no file of {content}: {error}", remedy) from error
 
 
 def group_of(parent: Any, name: str) -> Any:

@@ -44,14 +44,14 @@ ADD_ROBOMIMIC = (
 CONVERT = "python robomimic/scripts/conversion/convert_robosuite.py --dataset {path}, then "
 
 
-def open_set(path: Path, wanted: Wanted) -> Opened:
+def open_set(path: Path, selection: Wanted) -> Opened:
     """Opens LIBERO or robomimic demonstrations: a .hdf5 file, or all of a folder. Pictures are read on demand.
 
     Raises:
         DatasetError: one is no such file, or holds no demonstration.
     """
     files = [path] if path.is_file() else sorted(path.glob("*.hdf5"))
-    opened = [_open(file, wanted) for file in files]
+    opened = [_open(file, selection) for file in files]
     episodes = [pending for file in opened for pending in file.pending()]
     first = opened[0].data[opened[0].names[0]] if opened else None
     return Opened(episodes, len(episodes), columns=[] if first is None else hdf5.arrays(first))

@@ -38,7 +38,7 @@ STATE = ("agent/qpos",)
 REPLAY = "python -m mani_skill.trajectory.replay_trajectory --traj-path {path} -o rgb -c CONTROL_MODE --save-traj"
 
 
-def open_set(path: Path, wanted: Wanted) -> Opened:
+def open_set(path: Path, selection: Wanted) -> Opened:
     """Opens a ManiSkill .h5 file of demonstrations, of which the successful trajectories are read. Pictures are read on
     demand.
 
@@ -55,7 +55,7 @@ def open_set(path: Path, wanted: Wanted) -> Opened:
         raise DatasetError(
             f"{path} holds {len(recorded)} trajectories, and none of them succeeded", "record or replay others"
         )
-    opened = _File(path, file, wanted)
+    opened = _File(path, file, selection)
     episodes = [Pending(f"{path}, {name}", partial(opened.episode, name)) for name in solved]
     columns = hdf5.arrays(file[solved[0]]) if solved else []
     return Opened(episodes, len(episodes), {"control_mode": next(iter(modes), None)}, columns=columns)

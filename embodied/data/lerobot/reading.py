@@ -46,7 +46,7 @@ RESTORE = "restore that file from where it came from"
 JITTER = 0.1  # share of a control step by which the time between two rows may differ from it
 
 
-def open_set(folder: Path, wanted: Wanted) -> Opened:
+def open_set(folder: Path, selection: Wanted) -> Opened:
     """Opens a LeRobot data set, recorded by this library or by another program. Pictures stay encoded in memory.
 
     Raises:
@@ -54,12 +54,12 @@ def open_set(folder: Path, wanted: Wanted) -> Opened:
         SpecMismatchError: a wanted camera or state is missing.
     """
     meta = read_meta(folder)
-    columns = _columns(folder, meta.features, wanted)
+    columns = _columns(folder, meta.features, selection)
     made = meta.info.get("embodied")
     env = made.get("env") if isinstance(made, dict) else None
     made_with = choices(env) if isinstance(env, dict) else {}
     known = [name for name, feature in meta.features.items() if feature.is_numeric or feature.is_picture]
-    return Opened(_pending(meta, columns, wanted), len(meta.episodes), made_with, meta.fps, known)
+    return Opened(_pending(meta, columns, selection), len(meta.episodes), made_with, meta.fps, known)
 
 
 def _pending(meta: Meta, columns: _Columns, wanted: Wanted) -> Iterator[Pending]:

@@ -48,7 +48,7 @@ class RewardPenalties:
         return frozenset() if self._kl is None else self._kl.needs
 
     def __call__(
-        self, own: OwnRecords, evaluate: PassEvaluator, size: int, metrics: UpdateMetrics, watch: Watch
+        self, records: OwnRecords, evaluate: PassEvaluator, size: int, metrics: UpdateMetrics, watch: Watch
     ) -> np.ndarray | None:
         """Returns the penalties to add to the rewards of this rank's episodes, float32 [R, V]; None if there are none.
 
@@ -60,12 +60,12 @@ class RewardPenalties:
         """
         if self._kl is None and not self._overlong.enable:
             return None
-        found = nothing(own.arrays, self._setup.rewards)
+        found = nothing(records.arrays, self._setup.rewards)
         if self._overlong.enable:
-            found += overlong(own.arrays, own.results, self._overlong, self._limit, self._setup.rewards)
+            found += overlong(records.arrays, records.results, self._overlong, self._limit, self._setup.rewards)
         if self._kl is not None:
             coefficient = np.float32(self._setup.kl_coefficient.value)
-            found -= coefficient * self._kl_rewards(self._kl, own, evaluate, size, metrics, watch)
+            found -= coefficient * self._kl_rewards(self._kl, records, evaluate, size, metrics, watch)
         return found
 
     def _kl_rewards(

@@ -149,9 +149,9 @@ class OwnRecords:
         return np.concatenate([np.asarray(result.rows, np.int64) for result in self.results])
 
 
-def offloaded(wanted: bool) -> AbstractContextManager[object]:
-    """Makes a context whose forward passes keep their activations in host memory, if ``wanted``."""
-    if not wanted or not torch.is_grad_enabled():
+def offloaded(enabled: bool) -> AbstractContextManager[object]:
+    """Makes a context whose forward passes keep their activations in host memory, if ``enabled``."""
+    if not enabled or not torch.is_grad_enabled():
         return nullcontext()
     return torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available())
 

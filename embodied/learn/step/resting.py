@@ -47,8 +47,8 @@ class RestingState:
         wanted: False: they always stay where they are.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, wanted: bool) -> None:
-        self._optimizer, self._wanted = optimizer, wanted
+    def __init__(self, optimizer: torch.optim.Optimizer, enabled: bool) -> None:
+        self._optimizer, self._wanted = optimizer, enabled
         self._resting: set[tuple[Tensor, str]] = set()  # parameter, name of its state
 
     def rest(self) -> None:
@@ -80,8 +80,8 @@ class RestingWeights:
         wanted: False: they always stay where they are.
     """
 
-    def __init__(self, policy: nn.Module, wanted: bool) -> None:
-        self._policy, self.rests = policy, wanted
+    def __init__(self, policy: nn.Module, enabled: bool) -> None:
+        self._policy, self.rests = policy, enabled
         self._homes: dict[nn.Parameter, torch.device] = {}  # device from which each moved parameter came
 
     def rest(self) -> None:

@@ -87,9 +87,9 @@ def counting(run: Reader, node: Node, state: State) -> list[State]:
 
 
 def loop(
-    run: Reader, tests: Sequence[Node] | str, body: Node, step: str | None, state: State, wanted: bool
+    run: Reader, tests: Sequence[Node] | str, body: Node, step: str | None, state: State, while_true: bool
 ) -> list[State]:
-    """Interprets rounds of a loop until its test's status differs from ``wanted``, at most ``MOST_ROUNDS``."""
+    """Interprets rounds of a loop until its test's status differs from ``while_true``, at most ``MOST_ROUNDS``."""
     states, out = [state], list[State]()
     for _ in range(MOST_ROUNDS):
         going = []
@@ -98,7 +98,7 @@ def loop(
             after = run.counted(tests, now) if isinstance(tests, str) else run.sequence(tests, now)
             if len(after) > 1 or after[0].status is None:
                 out += perhaps(run, body, before)
-            elif after[0].status == wanted:
+            elif after[0].status == while_true:
                 going.append(after[0])
             else:
                 out.append(after[0])

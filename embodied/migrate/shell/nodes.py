@@ -53,12 +53,12 @@ def literal_of(node: Node) -> str | None:
     return inner if re.fullmatch(r"[\w.:/-]+", inner) else None
 
 
-def script_in(given: Sequence[Text]) -> Text | None:
+def script_in(words: Sequence[Text]) -> Text | None:
     """Returns the script text in the arguments of ``bash -c TEXT``."""
-    for number, word in enumerate(given[1:-1], start=1):
-        shell = given[number - 1].shown.rpartition("/")[2]
+    for number, word in enumerate(words[1:-1], start=1):
+        shell = words[number - 1].shown.rpartition("/")[2]
         if word.shown in ("-c", "-lc", "-xc", "-ec") and shell.startswith(("bash", "sh", "zsh", "-")):
-            return given[number + 1]
+            return words[number + 1]
     return None
 
 

@@ -30,11 +30,11 @@ class ActionKind(Protocol):
         """Returns whether prompts and demonstrated answers are rows of files, where robots have scenes and episodes."""
         ...
 
-    def max_steps(self, asked: int, usual: int) -> int:
-        """Returns the step limit of an episode: ``asked`` if it is set, else the env's own ``usual`` one.
+    def max_steps(self, configured: int, usual: int) -> int:
+        """Returns the step limit of an episode: ``configured`` if it is set, else the env's own ``usual`` one.
 
         Args:
-            asked: the limit that the configuration sets.
+            configured: the limit that the configuration sets.
             usual: the env's own limit.
         """
         ...
@@ -70,8 +70,8 @@ class ActionKind(Protocol):
         """
         ...
 
-    def not_demonstrated(self, tasks: Sequence[str], shown: Iterable[str]) -> list[list[str]]:
-        """Returns the summary's row of an evaluation's tasks that are not among the instructions ``shown``."""
+    def not_demonstrated(self, tasks: Sequence[str], instructions: Iterable[str]) -> list[list[str]]:
+        """Returns the summary's row of an evaluation's tasks that are not among the instructions ``instructions``."""
         ...
 
     def longest_prompt(self, tasks: Sequence[str], known: Iterable[str], most: Callable[[], str]) -> str:
@@ -112,8 +112,8 @@ class RobotKind:
     has_steps = True
     from_rows = False
 
-    def max_steps(self, asked: int, usual: int) -> int:
-        return asked
+    def max_steps(self, configured: int, usual: int) -> int:
+        return configured
 
     def check_keys(self, config: schema.Config) -> None:
         _refuse_keys_of_texts(config)
@@ -128,8 +128,8 @@ class RobotKind:
         episodes = f"{count} of {prompts} tasks, {held_out} more for validation"
         return [["episodes", episodes], ["samples", samples]]
 
-    def not_demonstrated(self, tasks: Sequence[str], shown: Iterable[str]) -> list[list[str]]:
-        known = set(shown)
+    def not_demonstrated(self, tasks: Sequence[str], instructions: Iterable[str]) -> list[list[str]]:
+        known = set(instructions)
         without = [task for task in tasks if task not in known]
         text = f"{len(without)}, e.g. {without[0]!r}" if without else ""
         return [["tasks of env.eval without a demonstration", text]] if without else []
@@ -159,8 +159,8 @@ class TextKind:
     has_steps = False
     from_rows = True
 
-    def max_steps(self, asked: int, usual: int) -> int:
-        return min(asked, usual)  # sizes for robots, e.g. of experiment=laptop, allow more
+    def max_steps(self, configured: int, usual: int) -> int:
+        return min(configured, usual)  # sizes for robots, e.g. of experiment=laptop, allow more
 
     def check_keys(self, config: schema.Config) -> None:
         pass
@@ -174,7 +174,7 @@ class TextKind:
     def demonstrated(self, count: int, prompts: int, held_out: int, samples: str) -> list[list[str]]:
         return [["answers", f"{count} to {prompts} prompts, {held_out} more for validation"]]
 
-    def not_demonstrated(self, tasks: Sequence[str], shown: Iterable[str]) -> list[list[str]]:
+    def not_demonstrated(self, tasks: Sequence[str], instructions: Iterable[str]) -> list[list[str]]:
         return []
 
     def longest_prompt(self, tasks: Sequence[str], known: Iterable[str], most: Callable[[], str]) -> str:

@@ -112,11 +112,11 @@ class Details:
         return found
 
 
-def write(file: Path, kept: list[dict[str, Any]], protocol: Mapping[str, str | None]) -> None:
+def write(file: Path, answers: list[dict[str, Any]], protocol: Mapping[str, str | None]) -> None:
     """Writes the kept answers of all processes to ``file``, in the plan's order, each with name and hash of the
     evaluation's protocol."""
     file.parent.mkdir(exist_ok=True)
-    ordered = sorted(kept, key=lambda one: one["episode"])
+    ordered = sorted(answers, key=lambda one: one["episode"])
     lines = [_line({**one, "protocol": protocol}) for one in ordered]
     file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
@@ -131,11 +131,11 @@ def _line(answer: Mapping[str, Any]) -> str:
     return line
 
 
-def generations_table(kept: list[dict[str, Any]]) -> tuple[str, list[str], list[list[Cell]]]:
+def generations_table(answers: list[dict[str, Any]]) -> tuple[str, list[str], list[list[Cell]]]:
     """Makes the trackers' table of kept answers: its name, its columns, its rows. A conversation is written as JSON."""
     columns = ["episode", "prompt", "response", "reward", "success"]
     rows = []
-    for one in sorted(kept, key=lambda one: one["episode"]):
+    for one in sorted(answers, key=lambda one: one["episode"]):
         prompt = one["prompt"] if isinstance(one["prompt"], str) else json.dumps(one["prompt"], ensure_ascii=False)
         rows.append([one["episode"], prompt, one["response"], one["reward"], one["success"]])
     return "eval/generations", columns, rows

@@ -240,16 +240,16 @@ class FileAnswers(StandIn):
         found: problem → answers to it.
     """
 
-    def __init__(self, side: ConfiguredEnv, found: Mapping[Place, Sequence[str]]) -> None:
+    def __init__(self, side: ConfiguredEnv, answers: Mapping[Place, Sequence[str]]) -> None:
         super().__init__(side.spec.action)
         self.plan: list[Episode] = []
         self._texts: dict[int, str] = {}  # answers by episode_id
-        for group, place in enumerate(sorted(found)):
-            for text in found[place]:
+        for group, place in enumerate(sorted(answers)):
+            for text in answers[place]:
                 self._texts[len(self.plan)] = text
                 self.plan.append(Episode(len(self.plan), group, start_at(place, side)))
-        most, total = max(map(len, found.values())), sum(side.spec.num_init_states)
-        self.counts = Counts(len(self.plan), len(found), total, most)
+        most, total = max(map(len, answers.values())), sum(side.spec.num_init_states)
+        self.counts = Counts(len(self.plan), len(answers), total, most)
 
     def over_all(self, results: Sequence[EpisodeResult]) -> float:
         """Returns the success rate with problems without an answer counted as wrong: the mean over all problems of the

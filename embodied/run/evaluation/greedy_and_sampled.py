@@ -43,11 +43,11 @@ def _drawn(composed: Composed, sampled: bool) -> Composed:
     return replace(composed, config=config, resolved={**resolved, "algorithm": section})
 
 
-def planned(asked: Sequence[Composed]) -> list[list[str]]:
+def planned(evaluations: Sequence[Composed]) -> list[list[str]]:
     """Makes the summary's row that announces a greedy and a sampled evaluation; none for a single one."""
-    if len(asked) < 2:
+    if len(evaluations) < 2:
         return []
-    group = asked[-1].config.algorithm.val_group_size
+    group = evaluations[-1].config.algorithm.val_group_size
     several = f", {group} of each start" if group > 1 else ""
     return [["evaluations", f"two from the same starts: greedy, then sampled{several}"]]
 

@@ -114,14 +114,14 @@ def described(facts: Sequence[WorkerFacts]) -> dict[str, str]:
     return {name: " / ".join(sorted(values)) for name, values in found.items() if any(values)}
 
 
-def warning(found: Protocol) -> str | None:
+def warning(evaluated: Protocol) -> str | None:
     """Returns a warning if initial states are evaluated as held out although training may have started from them; else
     None."""
-    if not found.keys["held_out_states"] or found.held_out_in_training:
+    if not evaluated.keys["held_out_states"] or evaluated.held_out_in_training:
         return None
-    if found.held_out_in_training is None:
+    if evaluated.held_out_in_training is None:
         return "whether training left out the initial states that are held out here is not known"
     return (
         "these weights were trained on the initial states that are held out here: their run, or one that it began "
-        f"from, or its demonstrations did not have protocol.held_out_states={found.keys['held_out_states']}"
+        f"from, or its demonstrations did not have protocol.held_out_states={evaluated.keys['held_out_states']}"
     )

@@ -64,13 +64,13 @@ class Collector:
         return self._workers
 
     def collect(
-        self, iteration: int, weight_version: int, stop: Interruptible, held: Sequence[EpisodeResult] = (),
+        self, iteration: int, weight_version: int, stop: Interruptible, also_held: Sequence[EpisodeResult] = (),
         ended: Callable[[], None] = lambda: None,
     ) -> Collected:  # fmt: skip
         """Runs the plan of the iteration after ``iteration`` ones, with weights of ``weight_version``.
 
         Args:
-            held: episodes of before whose rows stay.
+            also_held: episodes of before whose rows stay.
             ended: called after each episode; what it raises ends the rollout.
 
         Raises:
@@ -80,7 +80,7 @@ class Collector:
         model, processes = self._simulators.model, self._simulators.processes
         explains = explained(model.device, self._config, processes, "rollout")
         with self._reporter.sections("time/rollout"), explains, model.sharding.acting():
-            return self._collect(iteration, self._job(iteration, weight_version), stop, held, ended)
+            return self._collect(iteration, self._job(iteration, weight_version), stop, also_held, ended)
 
     def _collect(
         self, iteration: int, job: Job, stop: Interruptible, held: Sequence[EpisodeResult], ended: Callable[[], None]

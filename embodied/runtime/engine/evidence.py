@@ -85,9 +85,9 @@ class Evidence:
         return f"what was compared is in {path}"
 
 
-def remedy(kept: str) -> str:
+def remedy(kept_in: str) -> str:
     """Returns the end of an error's fix: where the compared values are kept, or which key keeps them."""
-    return kept or f"{KEY}=FOLDER keeps what was compared"
+    return kept_in or f"{KEY}=FOLDER keeps what was compared"
 
 
 def _facts(tensor: Described | None) -> dict[str, Any] | None:

@@ -95,15 +95,15 @@ class Disturbance:
 
     # -- observations ------------------------------------------------------------------------------------------------
 
-    def stepped(self, goes_on: bool) -> Obs | None:
+    def stepped(self, continues: bool) -> Obs | None:
         """Counts a control step of the chunk. Returns arrays to render into if the present observation will be shown
         later, at the end of a chunk ``latency`` control steps from now; else None.
 
         Args:
-            goes_on: whether the episode does.
+            continues: whether the episode does.
         """
         self._steps += 1
-        due = self._by.latency and goes_on and (self._steps + self._by.latency) % self._chunk == 0
+        due = self._by.latency and continues and (self._steps + self._by.latency) % self._chunk == 0
         return self._keep() if due else None
 
     def target(self, out: Obs) -> Obs | None:

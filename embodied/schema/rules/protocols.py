@@ -66,9 +66,9 @@ def asked(mapping: Mapping[str, Any]) -> dict[str, Any]:
     return {**protocol["sets"], **protocol["of_model"].get(mapping["actor"]["model"].get("_target_"), {})}
 
 
-def not_given(wanted: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
+def not_given(values: Mapping[str, Any], command_line: Collection[str]) -> dict[str, Any]:
     """Drops the protocol's keys that the command line sets itself, directly or with their section."""
     return {
-        key: value for key, value in wanted.items()
-        if key != HELD_OUT and not any(one == key or ("." in one and key.startswith(f"{one}.")) for one in given)
+        key: value for key, value in values.items()
+        if key != HELD_OUT and not any(one == key or ("." in one and key.startswith(f"{one}.")) for one in command_line)
     }  # fmt: skip

@@ -64,9 +64,9 @@ def checkpoints(place: Place) -> Iterator[Measured]:
         yield skipped("from pinned memory", "a GPU alone copies to it, and the device is cpu")
 
 
-def learner_of(one: Made) -> Learner:
+def learner_of(built: Made) -> Learner:
     """Makes the learner, policy and optimizer-step engine, that a run would save."""
-    return Learner(one.policy, learning.engine_of(one))
+    return Learner(built.policy, learning.engine_of(built))
 
 
 def state_of(learner: Learner) -> dict[str, Tensor]:

@@ -68,15 +68,15 @@ def against_lanes(place: Place, *more: str) -> Iterator[Measured]:
     yield at_most("log-probs from those of evaluate, mean", gap, max_gap(one.config, one.policy), "nats")
 
 
-def written(opened: Engine, one: Made, asked: Question) -> dict[str, Tensor]:
+def written(opened: Engine, built: Made, question: Question) -> dict[str, Tensor]:
     """Has an inference engine write a text for each row; returns the decisions on the CPU.
 
     Raises:
         EngineError: they are not there in time.
     """
-    policy = one.policy
+    policy = built.policy
     assert isinstance(policy, ServedByEngine)
-    numbers = [opened.ask(prompt, seed) for seed, prompt in enumerate(policy.engine_prompts(asked.obs))]
+    numbers = [opened.ask(prompt, seed) for seed, prompt in enumerate(policy.engine_prompts(question.obs))]
     texts: dict[int, EngineText] = {}
     until = time.monotonic() + WAIT_S
     while len(texts) < len(numbers):
@@ -86,5 +86,5 @@ def written(opened: Engine, one: Made, asked: Question) -> dict[str, Tensor]:
             )
         texts |= dict(opened.poll())
     with torch.inference_mode():
-        fields = policy.engine_decision([texts[number] for number in numbers], one.drawn).fields
+        fields = policy.engine_decision([texts[number] for number in numbers], built.drawn).fields
     return {name: values.cpu().clone() for name, values in fields.items()}

@@ -63,13 +63,13 @@ def _lanes(place: Place) -> Iterator[Measured]:
     yield at_most("causal_lm: log-probs", learning.largest(found["logprobs"], wanted["logprobs"], same), EXACT, "nats")
 
 
-def written(one: Made, asked: Question, enforce_eager: bool) -> dict[str, Tensor]:
+def written(built: Made, question: Question, enforce_eager: bool) -> dict[str, Tensor]:
     """Has the policy decode a text for each row of a question, in lanes as a rollout does; returns the decisions on the
     CPU."""
-    policy, here, rows = one.policy, asked.on(one.device), len(asked.noise)
+    policy, here, rows = built.policy, question.on(built.device), len(question.noise)
     assert isinstance(policy, Decodes)
     decoding = policy.decoding(rows, enforce_eager)
-    decoding.begin(one.drawn)
+    decoding.begin(built.drawn)
     found: dict[str, Any] = {name: [None] * rows for name in policy.spec.decision}
     with torch.inference_mode():
         decoding.admit(range(rows), here.obs, here.noise)

@@ -50,11 +50,11 @@ def exact(name: str, cpu: Made, device: Made) -> Iterator[Measured]:
     yield from updates(name, here.logprobs, learning.learn(device, records), learning.learn(cpu, records), used)
 
 
-def updates(name: str, before: Tensor, found: Learned, wanted: Learned, used: Tensor) -> Iterator[Measured]:
+def updates(name: str, before: Tensor, device: Learned, cpu: Learned, counted: Tensor) -> Iterator[Measured]:
     """Measures how far two optimizer steps lie apart. ``before``: log-probs before the step."""
-    yield at_most(f"{name}: update, loss", abs(found.loss - wanted.loss), EXACT, "nats")
-    yield at_most(f"{name}: update, gradient", learning.relative(found.gradients, wanted.gradients), GRADIENT)
-    gap, moved = (learning.rms(wanted.after.logprobs, other, used) for other in (found.after.logprobs, before))
+    yield at_most(f"{name}: update, loss", abs(device.loss - cpu.loss), EXACT, "nats")
+    yield at_most(f"{name}: update, gradient", learning.relative(device.gradients, cpu.gradients), GRADIENT)
+    gap, moved = (learning.rms(cpu.after.logprobs, other, counted) for other in (device.after.logprobs, before))
     yield at_most(f"{name}: update, log-probs after it, share of what it moved", gap / moved, MOVED)
 
 

@@ -75,27 +75,27 @@ def _optimizer(place: Place) -> Iterator[Measured]:
 
 
 def weights(
-    what: str, one: Made, records: Mapping[str, Tensor], settle: Callable[[], None] = lambda: None
+    name: str, built: Made, records: Mapping[str, Tensor], settle: Callable[[], None] = lambda: None
 ) -> Iterator[Measured]:
     """Measures what changes when a policy's weights rest in host memory, come back, and learn.
 
     Args:
         settle: called before they rest.
     """
-    engine, before = learning.engine_of(one), learning.fields_of(learning.evaluate(one, records))
+    engine, before = learning.engine_of(built), learning.fields_of(learning.evaluate(built, records))
     settle()
-    resting = RestingWeights(one.module, True)
-    held = sum(own(parameter).nbytes for parameter in one.module.parameters())
-    has = allocated(one.device)
+    resting = RestingWeights(built.module, True)
+    held = sum(own(parameter).nbytes for parameter in built.module.parameters())
+    has = allocated(built.device)
     resting.rest()
-    freed = has - allocated(one.device)
+    freed = has - allocated(built.device)
     resting.wake()
-    after = learning.fields_of(learning.evaluate(one, records))
-    yield none_of(f"{what}: fields of evaluate that differ afterwards", learning.unequal(before, after), len(after))
-    step = learning.learn(one, records, engine)
-    gap = learning.largest(step.after.logprobs, after["logprobs"], learning.counted(one.policy.spec, records))
-    yield at_least(f"{what}: log-probs that the next step moves", gap, 1e-6, "nats")
-    yield _freed(f"{what}: freed", freed, held, one.device.type != "cpu")
+    after = learning.fields_of(learning.evaluate(built, records))
+    yield none_of(f"{name}: fields of evaluate that differ afterwards", learning.unequal(before, after), len(after))
+    step = learning.learn(built, records, engine)
+    gap = learning.largest(step.after.logprobs, after["logprobs"], learning.counted(built.policy.spec, records))
+    yield at_least(f"{name}: log-probs that the next step moves", gap, 1e-6, "nats")
+    yield _freed(f"{name}: freed", freed, held, built.device.type != "cpu")
 
 
 def own(parameter: Tensor) -> Tensor:

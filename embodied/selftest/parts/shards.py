@@ -54,9 +54,9 @@ def _compared(name: str, whole: Made, shared: Made) -> Iterator[Measured]:
         yield at_most(f"{name}: log-probs after the {number} update", gap, 10 * EXACT, "nats")
 
 
-def share(one: Made) -> Shards:
+def share(built: Made) -> Shards:
     """Shards a policy by FSDP over the one rank that there is."""
-    return Shards(one.policy, FsdpConfig(strategy="fsdp2"), Group(), one.device)
+    return Shards(built.policy, FsdpConfig(strategy="fsdp2"), Group(), built.device)
 
 
 @contextmanager

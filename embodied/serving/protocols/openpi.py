@@ -239,12 +239,12 @@ class _Request(Ticket):
         if ours:
             self._conversation.heard_ours()
 
-    def asks(self, found: Question | EmbodiedError) -> None:
+    def asks(self, question: Question | EmbodiedError) -> None:
         conversation = self._conversation
         try:
-            if isinstance(found, EmbodiedError):
-                raise found
-            conversation.host.service.submit(found, conversation.session, self)
+            if isinstance(question, EmbodiedError):
+                raise question
+            conversation.host.service.submit(question, conversation.session, self)
         except EmbodiedError as error:
             with suppress(RuntimeError):  # the loop is closed
                 conversation.loop.call_soon_threadsafe(self.deliver, error)

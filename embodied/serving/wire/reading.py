@@ -41,7 +41,7 @@ class Asker(Protocol):
         """Receives the options of a frame beside its observation. ``ours``: it has keys that only this library's client
         sends."""
 
-    def asks(self, found: Question | EmbodiedError) -> None:
+    def asks(self, question: Question | EmbodiedError) -> None:
         """Receives the observation that was read, or the error, last. An error may still come after an observation,
         which is then lost."""
 

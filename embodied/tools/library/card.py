@@ -51,16 +51,16 @@ def card(
     return "\n\n".join(parts) + "\n"
 
 
-def evaluations_of(checkpoint: Path, meta: Meta, given: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
+def evaluations_of(checkpoint: Path, meta: Meta, names: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
     """Returns the evaluations of a checkpoint: the one that its own run made after the same iteration, and, with the
-    names of their runs, those that are ``given`` (as to ``embodied.tools.compare``).
+    names of their runs, those that are ``names`` (as to ``embodied.tools.compare``).
 
     Raises:
         EvaluationError: one that is given does not exist, is damaged, or is of other weights.
     """
     own = run_of(checkpoint) / "eval" / f"{meta.iteration:06d}.json"
     files = [own] if not meta.steps and own.is_file() else []
-    for name in given:
+    for name in names:
         file = evaluations.read(name).file
         if not files or not file.samefile(own):
             _check_same_weights(name, json.loads(file.read_text(encoding="utf-8")), checkpoint, meta)

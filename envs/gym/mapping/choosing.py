@@ -17,32 +17,32 @@ from .mapped import Mapped
 from .wanted import Wanted, check_list, in_each, known, range_of
 
 
-def mapping_of(wanted: Wanted, facts: GymFacts) -> Mapped:
+def mapping_of(settings: Wanted, facts: GymFacts) -> Mapped:
     """Determines how an env's values are read: takes what the configuration says, infers what it leaves open, and
     checks both.
 
     Raises:
         ConfigError: an entry is not there or is of another kind; the message lists those that are.
     """
-    images = images_of(wanted, facts)
-    size = size_of(wanted, facts, images)
-    state = _state(wanted, facts, [source for source, _ in images])
+    images = images_of(settings, facts)
+    size = size_of(settings, facts, images)
+    state = _state(settings, facts, [source for source, _ in images])
     dims = [_dims(source, facts.entries) for source in state]
     instruction = None
-    if wanted.instruction_from is not None:
-        instruction = _entry(wanted.instruction_from, f"{KEY}.instruction_from", facts, (TEXT,))
+    if settings.instruction_from is not None:
+        instruction = _entry(settings.instruction_from, f"{KEY}.instruction_from", facts, (TEXT,))
     low, high = range_of(
         f"{KEY}.progress_range",
-        wanted.progress_range,
+        settings.progress_range,
         "[0,10]: what stands for no progress, and what for a solved task",
     ) or (0.0, 0.0)
-    success = _success(wanted, facts)
-    progress = _number(Source.of(wanted.progress, f"{KEY}.progress"), f"{KEY}.progress", facts)
+    success = _success(settings, facts)
+    progress = _number(Source.of(settings.progress, f"{KEY}.progress"), f"{KEY}.progress", facts)
     named = (f"{KEY}.success", success.source), (f"{KEY}.progress", progress)
     awaited = tuple((key, source) for key, source in named if not source.may_miss and _is_unseen(source, facts))
     return Mapped(
-        images, size, wanted.rotate_images, state, sum(dims), instruction, wanted.instruction_bytes, success, progress,
-        low, high, awaited,
+        images, size, settings.rotate_images, state, sum(dims), instruction, settings.instruction_bytes, success,
+        progress, low, high, awaited,
     )  # fmt: skip
 
 

@@ -13,26 +13,26 @@ from ..sources import RENDER, TEXT, Source
 from .wanted import Wanted, check_list, in_each, known, range_of
 
 
-def images_of(wanted: Wanted, facts: GymFacts) -> tuple[tuple[Source, Form], ...]:
+def images_of(settings: Wanted, facts: GymFacts) -> tuple[tuple[Source, Form], ...]:
     """Determines the pictures that are read from an env's values, with their forms. Raises :class:`ConfigError` for
     what is none, or has several meanings."""
     key = f"{KEY}.images"
-    if wanted.image_layout not in (None, *LAYOUTS):
+    if settings.image_layout not in (None, *LAYOUTS):
         raise ConfigError(
-            f"{KEY}.image_layout is {wanted.image_layout!r}.{did_you_mean(str(wanted.image_layout), LAYOUTS)}",
+            f"{KEY}.image_layout is {settings.image_layout!r}.{did_you_mean(str(settings.image_layout), LAYOUTS)}",
             f"set it to one of {', '.join(LAYOUTS)}, or to null: found out",
         )
-    numbers = range_of(f"{KEY}.image_range", wanted.image_range, "[0,1]: the numbers of black and of white")
-    if wanted.images is None:
+    numbers = range_of(f"{KEY}.image_range", settings.image_range, "[0,1]: the numbers of black and of white")
+    if settings.images is None:
         found = [name for name in facts.entries if name.split(".")[0] == "obs" and form_at(name, facts) is not None]
-        if wanted.image_layout is None and numbers is None:
-            _check_clear(wanted, facts, [])
+        if settings.image_layout is None and numbers is None:
+            _check_clear(settings, facts, [])
             found = [name for name in found if isinstance(form_at(name, facts), Form)]
-        return tuple((Source(name), _told(Source(name), facts, wanted.image_layout, numbers)) for name in found)
-    check_list(key, wanted.images, "[render]")
-    sources = [Source.of(text, key) for text in wanted.images]
-    _check_clear(wanted, facts, [source.name for source in sources])
-    return tuple((source, _told(source, facts, wanted.image_layout, numbers)) for source in sources)
+        return tuple((Source(name), _told(Source(name), facts, settings.image_layout, numbers)) for name in found)
+    check_list(key, settings.images, "[render]")
+    sources = [Source.of(text, key) for text in settings.images]
+    _check_clear(settings, facts, [source.name for source in sources])
+    return tuple((source, _told(source, facts, settings.image_layout, numbers)) for source in sources)
 
 
 def _told(source: Source, facts: GymFacts, layout: str | None, numbers: tuple[float, float] | None) -> Form:
@@ -103,11 +103,11 @@ def _shape_of(source: Source, facts: GymFacts) -> tuple[int, ...]:
     return shape
 
 
-def size_of(wanted: Wanted, facts: GymFacts, images: Sequence[tuple[Source, Form]]) -> tuple[int, int]:
+def size_of(settings: Wanted, facts: GymFacts, images: Sequence[tuple[Source, Form]]) -> tuple[int, int]:
     """Determines H and W of all pictures. Raises :class:`ConfigError` if they differ and none is asked for."""
     shapes = [form.size(_shape_of(source, facts)) for source, form in images]
-    if wanted.image_size is not None:
-        given = wanted.image_size
+    if settings.image_size is not None:
+        given = settings.image_size
         sizes = [given, given] if isinstance(given, int) else list(given)
         if len(sizes) != 2 or not all(isinstance(side, int) and 4 <= side <= 4096 for side in sizes):
             raise ConfigError(

@@ -53,13 +53,13 @@ def in_each(source: Source, key: str, facts: GymFacts) -> Source:
     return source
 
 
-def range_of(key: str, given: Sequence[float] | None, example: str) -> tuple[float, float] | None:
+def range_of(key: str, value: Sequence[float] | None, example: str) -> tuple[float, float] | None:
     """Checks that a key's value is two numbers, and returns them. Raises :class:`ConfigError` with ``example``."""
-    if given is None:
+    if value is None:
         return None
-    numbers = [float(number) for number in given] if not isinstance(given, str) else []
+    numbers = [float(number) for number in value] if not isinstance(value, str) else []
     if len(numbers) != 2 or numbers[0] == numbers[1] or not all(map(math.isfinite, numbers)):
-        raise ConfigError(f"{key} is {given!r}, expected two different numbers", f"set {key}={example}")
+        raise ConfigError(f"{key} is {value!r}, expected two different numbers", f"set {key}={example}")
     return numbers[0], numbers[1]
 
 

@@ -33,16 +33,16 @@ class FullPrompts:
         self._read: Callable[[str], str] | None = None
 
     @classmethod
-    def of(cls, given: Mapping[str, Any] | None) -> FullPrompts | None:
+    def of(cls, option: Mapping[str, Any] | None) -> FullPrompts | None:
         """Makes it from a verifier's option; None = full prompts are not handed over. Raises :class:`ConfigError` if
         something is missing or unknown."""
-        if given is None:
+        if option is None:
             return None
-        if not isinstance(given, Mapping) or set(given) != {"reader", "options"}:
+        if not isinstance(option, Mapping) or set(option) != {"reader", "options"}:
             raise ConfigError(
-                f"{KEY} of a verifier is {given!r}, expected reader and options", "set data.return_full_prompt=true"
+                f"{KEY} of a verifier is {option!r}, expected reader and options", "set data.return_full_prompt=true"
             )
-        return cls(given["reader"], given["options"])
+        return cls(option["reader"], option["options"])
 
     def load(self) -> None:
         """Reads the tokenizer, once: a few seconds, and some 220 MB of packages.

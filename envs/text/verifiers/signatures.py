@@ -40,20 +40,20 @@ class Scored(NamedTuple):
     answer: str | None  # None: it does not say
 
 
-def signature_of(function: Callable[..., Any], wanted: str | None, where: str) -> str:
+def signature_of(function: Callable[..., Any], configured: str | None, where: str) -> str:
     """Determines the signature of a user's reward function: verl, trl or cosmos.
 
     Args:
-        wanted: take this one, whatever the names of the parameters are.
+        configured: take this one, whatever the names of the parameters are.
         where: file and function, for messages.
 
     Raises:
         ConfigError: the function fits none, or more than one.
     """
-    if wanted is not None:
-        if wanted not in MARKS:
-            raise unknown_name("signature", wanted, MARKS, "signature")
-        return wanted
+    if configured is not None:
+        if configured not in MARKS:
+            raise unknown_name("signature", configured, MARKS, "signature")
+        return configured
     names = inspect.signature(function).parameters
     fitting = [name for name, marks in MARKS.items() if all(mark in names for mark in marks)]
     if len(fitting) != 1:

@@ -259,7 +259,7 @@ def _fresh(network: nn.Module, tokenizer: Any) -> Any:
     return fresh
 
 
-def end_tokens(network: Any, tokenizer: Any, given: Sequence[int] | None = None) -> list[int]:
+def end_tokens(network: Any, tokenizer: Any, configured: Sequence[int] | None = None) -> list[int]:
     """Determines the ids of tokens that end a text: those that are given, else the tokenizer's first, then those of the
     checkpoint's generation_config.json.
 
@@ -267,14 +267,16 @@ def end_tokens(network: Any, tokenizer: Any, given: Sequence[int] | None = None)
         CheckpointError: there is none.
         ConfigError: one that is given is no token.
     """
-    if given is not None:
-        if (most := network.config.vocab_size) <= max(given):
-            raise bad("end_tokens", list(given), f"the network has {most} tokens", "set rollout.eos to ids below that")
-        return list(given)
+    if configured is not None:
+        if (most := network.config.vocab_size) <= max(configured):
+            raise bad(
+                "end_tokens", list(configured), f"the network has {most} tokens", "set rollout.eos to ids below that"
+            )
+        return list(configured)
     generation, config = network.generation_config, network.config
     theirs = [*_listed(generation.eos_token_id), *_listed(getattr(config, "eos_token_id", None))]
-    given = [tokenizer.eos_token_id, *theirs]
-    ends = list(dict.fromkeys(index for index in given if index is not None and index < config.vocab_size))
+    configured = [tokenizer.eos_token_id, *theirs]
+    ends = list(dict.fromkeys(index for index in configured if index is not None and index < config.vocab_size))
     if not ends:
         raise CheckpointError("no token ends a text", "give the tokenizer an eos_token in tokenizer_config.json")
     return ends

@@ -136,7 +136,7 @@ class Packed:
 
 
 def pack(
-    prompt_ids: Tensor, prompt_length: Tensor, tokens: Tensor, length: Tensor, shown: Sequence[bytes] | None = None
+    prompt_ids: Tensor, prompt_length: Tensor, tokens: Tensor, length: Tensor, pictures: Sequence[bytes] | None = None
 ) -> Packed:  # fmt: skip
     """Packs B texts into one sequence without padding, in which equal prompts stand once.
 
@@ -145,13 +145,13 @@ def pack(
         prompt_length: int [B], each at least 1.
         tokens: of the responses, int [B, n].
         length: of the responses, int [B], each in 1 … n.
-        shown: tells the pictures of each prompt apart, which are computed apart then; None = there are none.
+        pictures: tells the pictures of each prompt apart, which are computed apart then; None = there are none.
     """
     prompts, sizes, made, lengths = (
         t.cpu().numpy().astype(np.int64) for t in (prompt_ids, prompt_length, tokens, length)
     )
     inputs, number = lengths - 1, np.arange(len(sizes))
-    prompt_of, first = _unique(prompts, sizes, shown)
+    prompt_of, first = _unique(prompts, sizes, pictures)
     starts, texts_of = _starts(sizes[first]), np.repeat(first, sizes[first])
     total = int(sizes[first].sum())
     begins = total + _starts(inputs)
@@ -185,7 +185,7 @@ def pack(
 
 
 def rows(
-    prompt_ids: Tensor, prompt_length: Tensor, tokens: Tensor, length: Tensor, shown: Sequence[bytes] | None = None
+    prompt_ids: Tensor, prompt_length: Tensor, tokens: Tensor, length: Tensor, pictures: Sequence[bytes] | None = None
 ) -> Packed:  # fmt: skip
     """Puts each of B texts into a right-padded row. Equal prompts are computed each time, and linear layers see the
     padding, too. The arguments are those of :func:`pack`."""

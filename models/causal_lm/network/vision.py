@@ -106,18 +106,18 @@ class Vision(nn.Module):
         return [row[:count] for row, count in zip(pixels, counts, strict=True)]
 
     def placed(
-        self, prompts: Sequence[np.ndarray], begins: Sequence[int], shown: Sequence[np.ndarray]
+        self, prompts: Sequence[np.ndarray], begins: Sequence[int], pictures: Sequence[np.ndarray]
     ) -> Placed | None:
         """Computes the features of some prompts' pictures, with their places in a pass; None if there are none.
 
         Args:
             prompts: ids of each, int [p].
             begins: place of the first token of each.
-            shown: pictures of each.
+            pictures: pictures of each.
         """
         both = zip(prompts, begins, strict=True)
         places = [begin + np.flatnonzero(ids == self.pictures.token) for ids, begin in both]
-        made = [self.features(pixels) for pixels in shown if len(pixels)]
+        made = [self.features(pixels) for pixels in pictures if len(pixels)]
         if not made:
             return None
         features = torch.cat(made)

@@ -154,7 +154,7 @@ class Difference:
 
 
 def difference(
-    wanted: Reference, found: Mapping[str, Tensor], inputs: Mapping[str, Tensor], meaning: Tensor, first: int,
+    reference: Reference, answers: Mapping[str, Tensor], inputs: Mapping[str, Tensor], meaning: Tensor, first: int,
     tolerance: float,
 ) -> Difference:  # fmt: skip
     """Compares a program's answers with reference answers.
@@ -163,15 +163,15 @@ def difference(
         meaning: of :func:`meanings`.
         first: id of the first action token.
     """
-    classes, own = found["action_tokens"].long() - first, wanted.tokens - first
+    classes, own = answers["action_tokens"].long() - first, reference.tokens - first
     table = meaning.expand(len(classes), -1, -1)
     means, meant = (table.gather(-1, c.unsqueeze(-1)).squeeze(-1) for c in (classes, own))
     other = classes != own
-    excused = other & _undecided(wanted.logp, classes, inputs, tolerance)
+    excused = other & _undecided(reference.logp, classes, inputs, tolerance)
     wrong = torch.where(other & ~excused, (means - meant).abs(), 0.0)
-    actions = torch.maximum(wrong, (found["actions"].flatten(1) - means).abs())
-    logp = wanted.logp.gather(-1, classes.unsqueeze(-1)).squeeze(-1)
-    return Difference(_largest(actions), _largest((found["logprobs"] - logp).abs()), int(excused.sum()))
+    actions = torch.maximum(wrong, (answers["actions"].flatten(1) - means).abs())
+    logp = reference.logp.gather(-1, classes.unsqueeze(-1)).squeeze(-1)
+    return Difference(_largest(actions), _largest((answers["logprobs"] - logp).abs()), int(excused.sum()))
 
 
 def _largest(gaps: Tensor) -> float:

@@ -47,14 +47,14 @@ class Exporter:
         ConfigError: the policy has no such format, or a place for uploads cannot be reached from here.
     """
 
-    def __init__(self, run: Path, kept: CheckpointConfig, policy: Policy, console: Console) -> None:
-        if kept.export_safetensors and not (isinstance(policy, Exports) and FORMAT in policy.export_formats):
+    def __init__(self, run: Path, config: CheckpointConfig, policy: Policy, console: Console) -> None:
+        if config.export_safetensors and not (isinstance(policy, Exports) and FORMAT in policy.export_formats):
             raise ConfigError(
                 f"{KEY} is true, and {type(policy).__name__} has no format {FORMAT!r}",
                 f"set {KEY}=false, or give it export_formats and export() (embodied.protocols.Exports)",
             )
-        self._folder, self._wanted, self._console = run / FOLDER, kept.export_safetensors, console
-        self.uploads = Uploads(run.name, kept, console)
+        self._folder, self._wanted, self._console = run / FOLDER, config.export_safetensors, console
+        self.uploads = Uploads(run.name, config, console)
         self._queue = NewestNext(self._command, self._ended)
 
     def completed(self, checkpoint: Path) -> Collection[Path]:

@@ -39,10 +39,10 @@ class Reports:
         wanted: False = nothing is ever written.
     """
 
-    def __init__(self, folder: Path, wanted: bool, console: Console) -> None:
+    def __init__(self, folder: Path, enabled: bool, console: Console) -> None:
         self._folder, self._console = folder, console
-        self._wanted = wanted and all(find_spec(name) is not None for name in NEEDED.values())
-        self._missing = wanted and not self._wanted
+        self._wanted = enabled and all(find_spec(name) is not None for name in NEEDED.values())
+        self._missing = enabled and not self._wanted
         self._process: Beside | None = None
 
     def refresh(self) -> None:

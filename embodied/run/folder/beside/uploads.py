@@ -40,15 +40,15 @@ class Uploads:
         ConfigError: a store is of a kind that is not known, or that needs a package which is not installed.
     """
 
-    def __init__(self, run: str, kept: CheckpointConfig, console: Console) -> None:
+    def __init__(self, run: str, config: CheckpointConfig, console: Console) -> None:
         self._ways: list[_Way] = []
-        if kept.upload_hf:
-            self._ways.append(_Way(f"{HUB}://{kept.hf_repo_name}", False, kept.upload_hf == "all", console))
-        if kept.upload_s3:
-            assert kept.s3_bucket is not None  # the schema refuses it
-            place = "/".join([_store(kept.s3_bucket), *filter(None, kept.s3_prefix.split("/")), run])
-            self._ways.append(_Way(place, True, kept.upload_s3 == "all", console))
-        self._console, self._longest_s = console, kept.upload_timeout_s
+        if config.upload_hf:
+            self._ways.append(_Way(f"{HUB}://{config.hf_repo_name}", False, config.upload_hf == "all", console))
+        if config.upload_s3:
+            assert config.s3_bucket is not None  # the schema refuses it
+            place = "/".join([_store(config.s3_bucket), *filter(None, config.s3_prefix.split("/")), run])
+            self._ways.append(_Way(place, True, config.upload_s3 == "all", console))
+        self._console, self._longest_s = console, config.upload_timeout_s
 
     @property
     def reading(self) -> Collection[Path]:

@@ -29,6 +29,6 @@ def canonical(text: str) -> str:
     return spelling(read(text))
 
 
-def same(one: str, other: str) -> bool:
+def same(first: str, second: str) -> bool:
     r"""Whether two answers are equal without algebra: ``0.5`` is ``\frac{1}{2}``, ``0.33`` is not ``1/3``."""
-    return equal(read(one), read(other))
+    return equal(read(first), read(second))

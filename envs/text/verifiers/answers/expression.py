@@ -32,8 +32,8 @@ class Parser:
         NotUnderstood: they are no formula.
     """
 
-    def __init__(self, given: Sequence[Token]) -> None:
-        self._given, self._at, self._depth = list(given), 0, 0
+    def __init__(self, tokens: Sequence[Token]) -> None:
+        self._given, self._at, self._depth = list(tokens), 0, 0
 
     def whole(self) -> Node:
         """Parses all tokens as one expression."""

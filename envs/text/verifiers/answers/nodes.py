@@ -45,19 +45,19 @@ def negated(node: Node) -> Node:
     return Node(node.key[1:] if node.key.startswith("-") else f"-{node.key}", node.kind)
 
 
-def times(one: Node, other: Node, explicit: bool) -> Node:
+def times(left_factor: Node, right_factor: Node, explicit: bool) -> Node:
     """Makes the node of a product; ``explicit`` if a sign of multiplication is written."""
-    if explicit and one.value is not None and other.kind == "power" and other.value is not None:
-        return number(one.value * other.value)
-    if one.kind in ("number", "power") and other.kind in ("number", "power") and not explicit:
+    if explicit and left_factor.value is not None and right_factor.kind == "power" and right_factor.value is not None:
+        return number(left_factor.value * right_factor.value)
+    if left_factor.kind in ("number", "power") and right_factor.kind in ("number", "power") and not explicit:
         raise NotUnderstood
-    left, right = one.factor, other.factor
+    left, right = left_factor.factor, right_factor.factor
     if right.startswith("-"):
         right = f"({right})"
-    if one.kind == "function":
+    if left_factor.kind == "function":
         return Node(left + right, "product")
-    figures = right[:1].isdigit() or (right.startswith(r"\frac") and one.kind == "number")
-    return Node(f"{left}{'*' if figures else ''}{right}", "function" if other.kind == "function" else "product")
+    figures = right[:1].isdigit() or (right.startswith(r"\frac") and left_factor.kind == "number")
+    return Node(f"{left}{'*' if figures else ''}{right}", "function" if right_factor.kind == "function" else "product")
 
 
 def mixed(whole: Node, fraction: Node, written: bool) -> Node:

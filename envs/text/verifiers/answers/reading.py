@@ -241,21 +241,21 @@ def _named(side: Sequence[Token]) -> str:
     return "".join(token.text for token in side if token.text not in "{}").removeprefix("m" if len(side) > 1 else "")
 
 
-def quantity(given: Sequence[Token]) -> Answer:
+def quantity(tokens: Sequence[Token]) -> Answer:
     """Parses an expression with its unit.
 
     Raises:
         NotUnderstood: it is none, or what follows it is no unit.
     """
-    given, currency = _without_money(given)
-    if len(given) > 1 and given[0].kind == "word" and (counted := in_words(given[0].text.casefold())) is not None:
-        given = [Token("number", str(counted)), *given[1:]]
-    depths = _depths(given)
-    at = next((at for at, (token, depth) in enumerate(zip(given, depths, strict=True))
-               if at > 0 and depth == 0 and _ends_value(token)), len(given))  # fmt: skip
-    if currency and at < len(given) and given[at - 1].text == "/":
+    tokens, currency = _without_money(tokens)
+    if len(tokens) > 1 and tokens[0].kind == "word" and (counted := in_words(tokens[0].text.casefold())) is not None:
+        tokens = [Token("number", str(counted)), *tokens[1:]]
+    depths = _depths(tokens)
+    at = next((at for at, (token, depth) in enumerate(zip(tokens, depths, strict=True))
+               if at > 0 and depth == 0 and _ends_value(token)), len(tokens))  # fmt: skip
+    if currency and at < len(tokens) and tokens[at - 1].text == "/":
         at -= 1
-    found, rest = _value(given[:at]), given[at:]
+    found, rest = _value(tokens[:at]), tokens[at:]
     while rest and found.value is not None and (multiple := _multiple(rest[0])):
         value = found.value * multiple
         found, rest = Answer("number", spelled(value), value), rest[1:]
@@ -267,7 +267,7 @@ def quantity(given: Sequence[Token]) -> Answer:
     if not rest:
         return found
     if any(token.kind == "number" and at and rest[at - 1].text not in ("^", "{", "-") for at, token in enumerate(rest)):
-        return _compound(given)
+        return _compound(tokens)
     return _measured(found, unit_of(rest))
 
 

@@ -122,13 +122,13 @@ def _unit(word: str) -> Unit | None:
     return None
 
 
-def unit_of(given: Sequence[Token]) -> Unit:
+def unit_of(tokens: Sequence[Token]) -> Unit:
     """Parses tokens that are a unit: ``cm``, ``square miles``, ``m/s^2``, ``miles per hour``.
 
     Raises:
         NotUnderstood: they are none.
     """
-    reader = _Reader(given)
+    reader = _Reader(tokens)
     powers = reader.run()
     ((name, power),) = powers.items() if len(powers) == 1 else [("", 0)]
     if power == 1:
