@@ -57,7 +57,7 @@ class Demonstrations:
 
 
 @dataclass(frozen=True)
-class Pending:
+class PendingEpisode:
     """A demonstrated episode that is listed and not read yet."""
 
     where: str  # its file and its number there
@@ -65,10 +65,10 @@ class Pending:
 
 
 @dataclass(frozen=True)
-class Opened:
+class DemonstrationStream:
     """A data set whose episodes are read one after another."""
 
-    episodes: Iterable[Pending]
+    episodes: Iterable[PendingEpisode]
     count: int  # number of demonstrations
     made_with: Mapping[str, object] = field(default_factory=dict)
     fps: float | None = None
@@ -76,7 +76,7 @@ class Opened:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class FieldSelection:
     """Which fields of demonstrations to read: the env's names and, where they differ, the file's.
 
     Args:
@@ -219,7 +219,7 @@ def no_actions(where: str, key: str, known: Sequence[str]) -> DatasetError:
     return DatasetError(f"{where} has no actions '{key}', only: {', '.join(known) or 'nothing'}", remedy)
 
 
-def camera_names(selection: Wanted, layout_names: Mapping[str, str] | None = None) -> list[tuple[str, str]]:
+def camera_names(selection: FieldSelection, layout_names: Mapping[str, str] | None = None) -> list[tuple[str, str]]:
     """Pairs each camera of the env with its name in the file.
 
     Args:

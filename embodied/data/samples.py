@@ -54,7 +54,7 @@ def samples_of(
     """The samples of episodes, or of demonstrated answers if the env takes text.
 
     Args:
-        demonstrations: :class:`Demonstration` or :class:`embodied.data.texts.text.Written`.
+        demonstrations: :class:`Demonstration` or :class:`embodied.data.texts.text.DemonstratedAnswer`.
         chunk: K.
         pictures: of an observation of an env that takes text; None = it has none.
     """

@@ -37,7 +37,7 @@ Key = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
-class Differing:
+class DifferingCondition:
     """A condition in which two evaluations differ, with both values."""
 
     key: str
@@ -77,7 +77,7 @@ class Comparison:
 
     first: WrittenEvaluation
     second: WrittenEvaluation
-    differing: Sequence[Differing]
+    differing: Sequence[DifferingCondition]
     notes: Sequence[str]  # gaps in what is known of the conditions
     unpaired: str  # why the starts were not paired; empty if they were
     shared: int  # starts with partners
@@ -163,7 +163,7 @@ def rates(evaluation: WrittenEvaluation) -> list[tuple[str, Rate]]:
 # -- conditions ------------------------------------------------------------------------------------------------------
 
 
-def differences(first: WrittenEvaluation, second: WrittenEvaluation) -> Iterator[Differing]:
+def differences(first: WrittenEvaluation, second: WrittenEvaluation) -> Iterator[DifferingCondition]:
     """Yields the conditions that differ, but for whose weights they are. Keys of the env begin with ``env.``.
     All keys of which the protocols' hashes are made are among them."""
     told: set[str] = set()
@@ -173,7 +173,7 @@ def differences(first: WrittenEvaluation, second: WrittenEvaluation) -> Iterator
             yield one
 
 
-def _told_of(first: WrittenEvaluation, second: WrittenEvaluation) -> Iterator[Differing]:
+def _told_of(first: WrittenEvaluation, second: WrittenEvaluation) -> Iterator[DifferingCondition]:
     """Yields the same; what stands in several places of the files comes several times."""
     if first.conditions and second.conditions:
         yield from _differing(*(_flat({**side.conditions, "weights": ""}) for side in (first, second)))
@@ -210,11 +210,11 @@ def same_protocol(first: WrittenEvaluation, second: WrittenEvaluation) -> bool |
     return first.protocol.get("hash") == second.protocol.get("hash")
 
 
-def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[Differing]:
+def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[DifferingCondition]:
     for key in dict.fromkeys([*first, *second]):
         one, other = (side.get(key, BEFORE.get(key, ABSENT)) for side in (first, second))
         if one != other:
-            yield Differing(key, one, other, REMARKS.get(key, ""))
+            yield DifferingCondition(key, one, other, REMARKS.get(key, ""))
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

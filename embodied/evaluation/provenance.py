@@ -46,12 +46,12 @@ def of_checkpoint(checkpoint: Path, later: Sequence[Path] = ()) -> list[Training
         return [UNKNOWN]
     try:
         config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
-        return [*before(config, [*later, run]), *_own(run.name, config)]
+        return [*initial_trainings(config, [*later, run]), *_own(run.name, config)]
     except (*UNREADABLE, OSError, yaml.YAMLError):
         return [Training(run.name, None)]
 
 
-def before(config: Mapping[str, Any], later: Sequence[Path] = ()) -> list[Training]:
+def initial_trainings(config: Mapping[str, Any], later: Sequence[Path] = ()) -> list[Training]:
     """Returns the trainings behind the initial weights of the run with this configuration: none behind
     random weights."""
     if (checkpoint := config["runner"].get("ckpt_path")) is not None:
@@ -60,7 +60,7 @@ def before(config: Mapping[str, Any], later: Sequence[Path] = ()) -> list[Traini
     return [one for path in paths if path is not None for one in _of_folder(path)]
 
 
-def noted(checkpoint: Path) -> list[dict[str, Any]]:
+def export_note(checkpoint: Path) -> list[dict[str, Any]]:
     """Returns the trainings behind a checkpoint as JSON values, as an export notes them under :data:`NOTED`."""
     return [asdict(one) for one in of_checkpoint(checkpoint)]
 
@@ -76,7 +76,7 @@ def left_out_by(config: Mapping[str, Any], states: int, trains: bool) -> bool | 
     if not states:
         return None
     try:
-        found = before(config)
+        found = initial_trainings(config)
         found += _own(None, config) if trains else []
     except (*UNREADABLE, OSError, yaml.YAMLError):
         return None

@@ -106,7 +106,7 @@ def _in_folder(path: Path) -> Path:
         if not re.fullmatch(r"\d+", path.name):
             raise EvaluationError(f"{path} was saved within an iteration, where no run evaluates", _of_checkpoint(path))
         return _after(path.parent.parent, int(path.name), str(path), _of_checkpoint(path))
-    files = written(path)
+    files = evaluation_files(path)
     if not files:
         raise EvaluationError(
             f"{path} has no evaluation (eval/000000.json)",
@@ -116,7 +116,7 @@ def _in_folder(path: Path) -> Path:
     return files[-1]
 
 
-def written(run: Path) -> list[Path]:
+def evaluation_files(run: Path) -> list[Path]:
     """Lists the files of a run's evaluations, the newest last. ``run`` may be its ``eval`` folder as well."""
     files = [*(run / "eval").glob("*.json"), *(run.glob("*.json") if run.absolute().name == "eval" else [])]
     return sorted((one for one in files if re.fullmatch(r"\d{1,15}", one.stem)), key=lambda one: int(one.stem))
@@ -127,7 +127,7 @@ def _of_checkpoint(path: Path) -> str:
 
 
 def _after(run: Path, iteration: int, name: str, remedy: str | None = None) -> Path:
-    files = {int(one.stem): one for one in written(run)}
+    files = {int(one.stem): one for one in evaluation_files(run)}
     if iteration in files:
         return files[iteration]
     there = ", ".join(map(str, files)) or "none"

@@ -137,7 +137,7 @@ def _cells(one: Mapping[str, Any], who: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestedEvaluation:
     """The evaluation that ``export --verify`` was asked to make."""
 
     env: str  # overrides that name it
@@ -148,7 +148,7 @@ class Asked:
 
 
 @contextmanager
-def asked(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> Iterator[Asked]:
+def requested_evaluation(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> Iterator[RequestedEvaluation]:
     """Composes and checks the evaluation of ``export --verify``, before anything else runs. It sets how this process
     computes, too, which must come before torch computes.
 
@@ -164,7 +164,9 @@ def asked(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> Iterator
         yield _asked(named, overrides, config_dirs, logs)
 
 
-def verify(checkpoint: Path, folder: Path, requested: Asked, console: Console, device: str = "cpu") -> Verdict:
+def verify(
+    checkpoint: Path, folder: Path, requested: RequestedEvaluation, console: Console, device: str = "cpu"
+) -> Verdict:
     """Evaluates a checkpoint and its export on the same starts, and compares success and greedy actions.
 
     Raises:
@@ -203,7 +205,7 @@ def _conditions(
     )  # fmt: skip
 
 
-def _asked(named: str, overrides: Sequence[str], config_dirs: Sequence[str], logs: str) -> Asked:
+def _asked(named: str, overrides: Sequence[str], config_dirs: Sequence[str], logs: str) -> RequestedEvaluation:
     """Composes and checks the evaluation.
 
     Args:
@@ -235,11 +237,11 @@ def _asked(named: str, overrides: Sequence[str], config_dirs: Sequence[str], log
     if checked.config.runner.deterministic:
         reproducible_arithmetic()
     torch.set_num_threads(checked.config.runner.num_threads)
-    return Asked(named, checked.composed, checked.sides, episodes, Path(logs))
+    return RequestedEvaluation(named, checked.composed, checked.sides, episodes, Path(logs))
 
 
 @dataclass(frozen=True)
-class Ran:
+class PolicyRun:
     """Results of one policy's verification episodes, in the plan's order, with the first observations and actions."""
 
     results: list[EpisodeResult]
@@ -262,7 +264,7 @@ class _Runs:
         self._slots = slots
         self.batch = policy_batch(config.rollout, sides.eval.config.total_num_envs)
 
-    def of_policy(self, policy: Policy, name: str, keep: bool) -> Ran:
+    def of_policy(self, policy: Policy, name: str, keep: bool) -> PolicyRun:
         """Runs the plan.
 
         Args:
@@ -285,7 +287,7 @@ class _Runs:
                 for lease in result.leases:
                     workers.rollout.records.give_back(lease)
             rest = self._part(workers, self._plan[kept:], name, keep=False)
-        return Ran([*first, *rest], seen, actions, owners, facts)
+        return PolicyRun([*first, *rest], seen, actions, owners, facts)
 
     def _part(self, workers: Workers, plan: Sequence[Episode], name: str, keep: bool) -> list[EpisodeResult]:
         if not plan:
@@ -301,7 +303,7 @@ class _Runs:
 
 
 def agreement(
-    policy: Policy, theirs: Ran, env: EnvSpec, within: Tolerance, batch: int, device: torch.device
+    policy: Policy, theirs: PolicyRun, env: EnvSpec, within: Tolerance, batch: int, device: torch.device
 ) -> Agreement:  # fmt: skip
     """Compares ``policy``'s greedy actions with another's, on the same observations in batches of the same size."""
     assert theirs.seen.obs is not None

@@ -25,7 +25,7 @@ from embodied.data.samples import SampleSource, order, samples_of, spread
 from embodied.learn.augment import Augmentation
 from embodied.learn.checkpoint import statistics
 from embodied.learn.imitation import demonstrated, make_imitation
-from embodied.learn.step.engine import Outcome, StepEngine, Stepping, Taken
+from embodied.learn.step.engine import OptimizerStep, Outcome, StepEngine, Stepping
 from embodied.learn.step.passes import offloaded, until_stopped
 from embodied.learn.terms.nll import NllTerm
 from embodied.learn.terms.term import Forward, OptimizerBatch
@@ -51,7 +51,7 @@ class Totals:
     bad: int = 0
     overflows: int = 0
 
-    def add(self, taken: Taken) -> None:
+    def add(self, taken: OptimizerStep) -> None:
         self.bad += taken.outcome == Outcome.NOT_FINITE
         self.overflows += taken.outcome == Outcome.OVERFLOW
         if taken.outcome == Outcome.MADE:
@@ -82,7 +82,7 @@ class Cloner(Stepping):
     Args:
         env: whose observations the demonstrations have; their instructions may be others.
         episodes: to learn from, :class:`embodied.data.demonstrations.Demonstration` or, of an env of texts,
-            :class:`embodied.data.texts.text.Written`; the same on all ranks.
+            :class:`embodied.data.texts.text.DemonstratedAnswer`; the same on all ranks.
         held_out: for validation only.
         parallel: how ranks share the policy and the samples of a step; None = one process.
 

@@ -50,7 +50,7 @@ def _is_ours_alone(folder: Path) -> bool:
 
 
 @contextmanager
-def one_first(folder: Path, wait_s: float = WAIT_S) -> Iterator[None]:
+def one_process_first(folder: Path, wait_s: float = WAIT_S) -> Iterator[None]:
     """Of processes that enter together, lets one in first, which works out what ``folder`` keeps. When it leaves or
     ends, the others go in together and find that there.
 

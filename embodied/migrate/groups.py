@@ -39,13 +39,13 @@ def of_defaults(defaults: Any) -> tuple[dict[str, str], list[Note]]:
             file, group = str(value) if value else file, SIDES.get(place, kind)
             if kind in GROUPS and group in GROUPS and file:
                 chosen.setdefault(group, file)
-                notes.append(Note("defaults", text, "renamed", {group: ours(kind, file)}))
+                notes.append(Note("defaults", text, "renamed", {group: our_name(kind, file)}))
             elif name != "_self_":
                 notes.append(Note("defaults", text, "nothing", why="groups of theirs that ours do not need"))
     return chosen, notes
 
 
-def ours(kind: str, name: str) -> str:
+def our_name(kind: str, name: str) -> str:
     """Returns our name for another system's env or model file; a name that is not in the tables stays as it is."""
     return (MODELS if kind == "model" else ENVS).get(name.lower(), name)
 
@@ -56,7 +56,7 @@ def choose(migration: Migration, chosen: Chosen, problems: bool) -> None:
     Args:
         problems: whether their file names data of problems.
     """
-    said = {group: ours(group.partition(".")[0], name) for group, name in chosen.items()}
+    said = {group: our_name(group.partition(".")[0], name) for group, name in chosen.items()}
     for note in migration.notes:
         said |= {name: str(note.settings[name]) for name in NAMES if name in note.settings and note.key != "defaults"}
     if "env" not in said and "env" not in migration.open and problems:

@@ -24,7 +24,7 @@ VLA = ("data.task_suite_name", "actor_rollout_ref.model.vla")
 
 
 @dataclass(frozen=True)
-class Usual:
+class ForeignDefault:
     """A default value of another system's key, and the conditions under which the system takes it."""
 
     system: str
@@ -34,13 +34,13 @@ class Usual:
 
 
 @cache
-def rows() -> tuple[Usual, ...]:
+def rows() -> tuple[ForeignDefault, ...]:
     """Returns all rows of the table of other systems' defaults."""
     text = (files(__package__) / TABLE).read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     table = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
     return tuple(
-        Usual(one["system"], frozenset(one["when"].split("&")), one["key"], yaml.safe_load(one["value"]))
+        ForeignDefault(one["system"], frozenset(one["when"].split("&")), one["key"], yaml.safe_load(one["value"]))
         for one in table
     )
 

@@ -49,7 +49,7 @@ class Replicas:
     def __init__(self, policy: Policy, world: Group, notes: Sequence[str] = (), teams: Teams | None = None) -> None:
         self.world, self.teams = world, teams or Teams(Group(), world)
         self.group = self.teams.across  # group of ranks with different records, each at least one of its own
-        self.in_step = self.teams.own  # the ranks whose passes are collectives with this one's
+        self.in_step = self.teams.team  # the ranks whose passes are collectives with this one's
         self.notes, self._policy = notes, policy
         self._parameters = [p for _, p in policy.named_parameters() if p.requires_grad]
 
@@ -58,14 +58,14 @@ class Replicas:
 
     @property
     def _together(self) -> str:
-        return f", {size} for each text" if (size := self.teams.own.size) > 1 else ""
+        return f", {size} for each text" if (size := self.teams.team.size) > 1 else ""
 
     def splitting(self) -> AbstractContextManager[None]:
         """Context in which the ranks of a team compute each text of :meth:`Policy.evaluate` together."""
-        if self.teams.own.size == 1:
+        if self.teams.team.size == 1:
             return nullcontext()
         assert isinstance(self._policy, SplitsTexts)
-        return self._policy.splitting(self.teams.own)
+        return self._policy.splitting(self.teams.team)
 
     @contextmanager
     def acting(self) -> Iterator[None]:

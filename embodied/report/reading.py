@@ -32,7 +32,7 @@ Row = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedEpisode:
     """An episode of an evaluation that has a video, as a report shows it."""
 
     iteration: int
@@ -60,7 +60,7 @@ class Run:
     rates: dict[int, dict[str, float]] = field(default_factory=dict)  # iteration → pass@k and maj@k
     robustness: list[dict[str, Any]] = field(default_factory=list)  # tables of the newest evaluation
     episodes: int = 0  # episodes of these evaluations
-    recorded: list[Recorded] = field(default_factory=list)
+    recorded: list[RecordedEpisode] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -96,7 +96,7 @@ def read(name: str) -> Run:
     path = Path(name)
     if path.is_dir() and not results.is_checkpoint(path):
         found = Run(name, path)
-        files = results.written(path)
+        files = results.evaluation_files(path)
     else:
         file = results.find(name)
         found, files = Run(name, file.absolute().parent.parent, evaluation_alone=True), [file]
@@ -245,13 +245,15 @@ def _add_evaluation(run: Run, file: Path) -> None:
     run.robustness = [row for row in rows if _is_robustness(row)] if isinstance(rows, list) else []
 
 
-def _recorded(found: WrittenEvaluation, episodes: Sequence[Mapping[str, Any]], iteration: int) -> Iterator[Recorded]:
+def _recorded(
+    found: WrittenEvaluation, episodes: Sequence[Mapping[str, Any]], iteration: int
+) -> Iterator[RecordedEpisode]:
     for episode in episodes:
         video, success = episode.get("video"), episode["success"]
         if isinstance(video, str) and isinstance(success, bool):
             start = episode["start"]
             steps = _number(episode.get("steps"))
-            yield Recorded(
+            yield RecordedEpisode(
                 iteration, found.tasks[start["task_id"]], success,
                 f"initial state {start['init_state_id']}, seed {start['seed']}",
                 _number(episode.get("return")), _number(episode.get("progress")),

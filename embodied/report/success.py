@@ -61,7 +61,7 @@ class Success:
     points: Sequence[dict[str, Any]]  # points of the chart
 
 
-def of(runs: Sequence[Run]) -> Success:
+def success_section(runs: Sequence[Run]) -> Success:
     """Makes the success section of a report: of one run its first and newest evaluation, or the greedy and the sampled
     one where there are both; of several runs the newest of each."""
     sides = _before_and_after(runs[0]) if len(runs) == 1 else _newest(runs)
@@ -70,7 +70,7 @@ def of(runs: Sequence[Run]) -> Success:
         for side in sides for task, rate in rates(side.evaluation)
     ]  # fmt: skip
     compared = pairs([side.evaluation for side in sides])
-    tables = [_table(sides, one) for one in compared.found]
+    tables = [_table(sides, one) for one in compared.comparisons]
     refused = [f"{LETTERS[second]} was not compared with {LETTERS[first]}: {error.message}"
                for (first, second), error in compared.refused]  # fmt: skip
     note = kinds.note((side.letter, side.evaluation) for side in sides)

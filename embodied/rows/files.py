@@ -139,7 +139,7 @@ class SourceName(SourceFile):
         """Does nothing: the copy does not change."""
 
 
-def kept(file: SourceFile, what: str, make: Callable[[BinaryIO], None], load: Callable[[Path], T]) -> T:
+def cached(file: SourceFile, what: str, make: Callable[[BinaryIO], None], load: Callable[[Path], T]) -> T:
     """Loads a derived file (offsets, a copy) from the cache, and makes it first if there is none for this state of the
     source file.
 

@@ -28,7 +28,7 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 
 from embodied.errors import AssetsMissingError, DatasetError
-from embodied.rows.files import SourceFile, kept
+from embodied.rows.files import SourceFile, cached
 from embodied.rows.offsets import record_offsets
 
 Row = Mapping[str, Any]
@@ -72,7 +72,7 @@ class Records:
         def make(out: BinaryIO) -> None:
             np.save(out, record_offsets(file.path, quoted))
 
-        self._offsets = kept(file, "offsets", make, partial(np.load, mmap_mode="r"))
+        self._offsets = cached(file, "offsets", make, partial(np.load, mmap_mode="r"))
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -221,7 +221,7 @@ class ArrowCopy:
             return ipc.open_file(arrow.memory_map(str(path))), path.stat()
 
         self._file = file
-        self._copy, state = kept(file, what, write, load)
+        self._copy, state = cached(file, what, write, load)
         self.copy_state = (state.st_size, state.st_mtime_ns)  # changes with a data set on the hub
         sizes = [self._copy.get_batch(i).num_rows for i in range(self._copy.num_record_batches)]
         self._ends = np.cumsum(sizes, dtype=np.int64)

@@ -34,7 +34,7 @@ from embodied.run.build.policy import sizes
 from embodied.run.build.shares import slots_of
 from embodied.run.build.simulators import MAX_POLICY_BATCH, rows_of_call
 from embodied.run.evaluation.conditions import conditions
-from embodied.run.evaluation.evaluator import Evaluator
+from embodied.run.evaluation.evaluator import EvaluationRunner
 from embodied.run.evaluation.protocol import described, protocol
 from embodied.run.session import Session, open_session
 from embodied.runtime.engine.engine import Engine
@@ -124,7 +124,7 @@ def _results(
     session: Session, one: Variation, engine: Engine | None, stop: StopSignal
 ) -> tuple[list[EpisodeResult], list[WorkerFacts]]:  # fmt: skip
     simulators = session.simulators(one.composed.config, one.sides, engine)
-    return Evaluator(one.composed, one.sides.eval, simulators, session.path, session.reporter).results(stop)
+    return EvaluationRunner(one.composed, one.sides.eval, simulators, session.path, session.reporter).results(stop)
 
 
 def prepared(variation: Variation, processes: Group, policy: Policy) -> Variation:

@@ -7,7 +7,7 @@ import torch
 from embodied.parallel.group import Group
 from embodied.run.build.policy import device_of, make_policy, sampling
 from embodied.selftest.place import Place
-from embodied.selftest.policies import Made, configured, exact_arithmetic, use
+from embodied.selftest.policies import BuiltPolicy, configured, exact_arithmetic, use
 
 LARGE = (
     "env=selftest_large", "env.train.max_episode_steps=8", "env.eval.max_episode_steps=8", "model=openvla_oft",
@@ -28,7 +28,7 @@ def lacks_room(place: Place) -> str:
     return ""
 
 
-def built(place: Place, keys: tuple[str, ...]) -> Made:
+def built(place: Place, keys: tuple[str, ...]) -> BuiltPolicy:
     """Builds the 7B policy, whose random weights are drawn on the device."""
     exact_arithmetic()
     use(place.device)
@@ -38,4 +38,4 @@ def built(place: Place, keys: tuple[str, ...]) -> Made:
         policy = make_policy(config, device)
     policy.bind(env)
     algorithm = config.algorithm
-    return Made(config, env, policy, device, sampling(algorithm.sampling_params, algorithm.logprob_dtype))
+    return BuiltPolicy(config, env, policy, device, sampling(algorithm.sampling_params, algorithm.logprob_dtype))

@@ -12,12 +12,12 @@ from torch.distributed.tensor import DTensor
 from embodied.learn.step.engine import StepEngine
 from embodied.learn.watch import unwatched
 from embodied.parallel.sharding import Parallel
-from embodied.selftest.policies import Made, Question, there
+from embodied.selftest.policies import BuiltPolicy, Question, to_device
 from embodied.types import Evaluation, PolicySpec
 
 
 @dataclass(frozen=True)
-class Learned:
+class LearnedStep:
     """Results of one optimizer step, copied to the CPU: loss, gradients, weights, log-probs afterwards."""
 
     loss: float
@@ -26,22 +26,22 @@ class Learned:
     after: Evaluation  # evaluates the same records after the step
 
 
-def decide(made: Made, question: Question) -> dict[str, Tensor]:
+def decide(built: BuiltPolicy, question: Question) -> dict[str, Tensor]:
     """Has the policy act on observations, on its device; returns the decision on the CPU."""
-    here = question.on(made.device)
+    here = question.on(built.device)
     with torch.inference_mode():
-        fields = made.policy.act(here.obs, here.noise, made.drawn).fields
+        fields = built.policy.act(here.obs, here.noise, built.drawn).fields
     return {name: values.cpu().clone() for name, values in fields.items()}
 
 
-def evaluate(made: Made, records: Mapping[str, Tensor]) -> Evaluation:
+def evaluate(built: BuiltPolicy, records: Mapping[str, Tensor]) -> Evaluation:
     """Evaluates records on the policy's device, without gradients; returns the result on the CPU."""
     with torch.no_grad():
-        found = made.policy.evaluate(there(records, made.device), made.drawn)
+        found = built.policy.evaluate(to_device(records, built.device), built.drawn)
     return _on_cpu(found)
 
 
-def learn(made: Made, records: Mapping[str, Tensor], engine: StepEngine | None = None) -> Learned:
+def learn(built: BuiltPolicy, records: Mapping[str, Tensor], engine: StepEngine | None = None) -> LearnedStep:
     """Makes one optimizer step on records (:func:`step`), and copies what it computed.
 
     Args:
@@ -50,34 +50,35 @@ def learn(made: Made, records: Mapping[str, Tensor], engine: StepEngine | None =
     gradients = dict[str, Tensor]()
 
     def look() -> bool:
-        for name, parameter in made.policy.named_parameters():
+        for name, parameter in built.policy.named_parameters():
             if parameter.grad is not None:
                 gradients[name] = _whole(parameter.grad).clone()
         return True
 
-    loss = step(made, there(records, made.device), engine or engine_of(made), look)
-    return Learned(loss, gradients, trained(made), evaluate(made, records))
+    loss = step(built, to_device(records, built.device), engine or engine_of(built), look)
+    return LearnedStep(loss, gradients, trained(built), evaluate(built, records))
 
 
-def trained(made: Made) -> dict[str, Tensor]:
+def trained(built: BuiltPolicy) -> dict[str, Tensor]:
     """Copies the trained weights to the CPU, by name."""
-    return {n: _whole(p.detach()).clone() for n, p in made.policy.named_parameters() if p.requires_grad}
+    return {n: _whole(p.detach()).clone() for n, p in built.policy.named_parameters() if p.requires_grad}
 
 
 def step(
-    made: Made, records: Mapping[str, Tensor], engine: StepEngine, before_step: Callable[[], bool] = lambda: True
+    built: BuiltPolicy, records: Mapping[str, Tensor], engine: StepEngine,
+    before_step: Callable[[], bool] = lambda: True,
 ) -> float:  # fmt: skip
     """Makes one optimizer step on records, in one pass, with numbers from −1 to 1 as advantages; returns the loss.
 
     Args:
         before_step: called when the gradients are there, before they are clipped.
     """
-    here, rows = there(records, made.device), len(records["logprobs"])
-    used = counted(made.policy.spec, here)
-    advantages = torch.linspace(-1, 1, rows + 1, device=made.device)[1:]
+    here, rows = to_device(records, built.device), len(records["logprobs"])
+    used = counted(built.policy.spec, here)
+    advantages = torch.linspace(-1, 1, rows + 1, device=built.device)[1:]
 
     def backward(part: Tensor) -> float:
-        found = made.policy.evaluate(here, made.drawn)
+        found = built.policy.evaluate(here, built.drawn)
         loss = -(advantages[:, None] * found.logprobs.flatten(1) * used).sum() / used.sum()
         if found.value is not None:
             loss = loss + found.value.square().mean()
@@ -88,9 +89,9 @@ def step(
         return engine.take([torch.arange(rows)], passed, backward, hook=before_step).loss
 
 
-def engine_of(made: Made, parallel: Parallel | None = None) -> StepEngine:
+def engine_of(built: BuiltPolicy, parallel: Parallel | None = None) -> StepEngine:
     """Makes the optimizer-step engine that a training run would use."""
-    return StepEngine(made.policy, made.config.actor, parallel, iterations=10, max_bad_updates=1)
+    return StepEngine(built.policy, built.config.actor, parallel, iterations=10, max_bad_updates=1)
 
 
 def counted(spec: PolicySpec, records: Mapping[str, Tensor]) -> Tensor:

@@ -45,7 +45,7 @@ SUMS = ("7+2-9=", "3-3+8+1=", "12=", "5+5-1+4-2+6=")
 
 
 @dataclass(frozen=True)
-class Made:
+class BuiltPolicy:
     """A policy on its device, bound to its env, with the configuration that built it."""
 
     config: Config
@@ -69,7 +69,7 @@ class Question:
 
     def on(self, device: torch.device) -> Question:
         """Returns the same on a device."""
-        return Question(there(self.obs, device), self.noise.to(device))
+        return Question(to_device(self.obs, device), self.noise.to(device))
 
 
 def configured(device: str, *overrides: str) -> tuple[Config, Sides]:
@@ -78,7 +78,7 @@ def configured(device: str, *overrides: str) -> tuple[Config, Sides]:
     return checked.config, checked.sides
 
 
-def made(device: str, *overrides: str) -> Made:
+def built_policy(device: str, *overrides: str) -> BuiltPolicy:
     """Builds a policy of the self-test. Equal overrides give equal weights on every device: they are drawn
     on the CPU."""
     exact_arithmetic()
@@ -86,7 +86,9 @@ def made(device: str, *overrides: str) -> Made:
     config, sides = configured(device, *overrides)
     policy, found = build_policy(config, Group(), sides)
     algorithm = config.algorithm
-    return Made(config, sides.train.spec, policy, found, sampling(algorithm.sampling_params, algorithm.logprob_dtype))
+    return BuiltPolicy(
+        config, sides.train.spec, policy, found, sampling(algorithm.sampling_params, algorithm.logprob_dtype)
+    )
 
 
 def use(device: str) -> None:
@@ -101,9 +103,9 @@ def exact_arithmetic() -> None:
     torch.backends.cudnn.allow_tf32 = False
 
 
-def question(made: Made, rows: int, seed: int = 0) -> Question:
+def question(built: BuiltPolicy, rows: int, seed: int = 0) -> Question:
     """Draws random observations of the policy's env, and noise: a function of the arguments alone."""
-    env, random = made.env, np.random.default_rng(seed)
+    env, random = built.env, np.random.default_rng(seed)
     obs: dict[str, Tensor] = {}
     for name, field in env.obs.items():
         if name not in instructions.fields_of(env):
@@ -113,12 +115,12 @@ def question(made: Made, rows: int, seed: int = 0) -> Question:
         else:
             values = random.standard_normal((rows, *field.shape)).astype(field.dtype)
         obs[name] = torch.from_numpy(values)
-    texts = env.tasks if made.policy.spec.elements.length_axis is None else SUMS
-    obs |= made.policy.encode_instructions([texts[row % len(texts)] for row in range(rows)])
-    drawn = [noise(seed, Stream.TRAIN_NOISE, row, 0, made.policy.spec.noise) for row in range(rows)]
+    texts = env.tasks if built.policy.spec.elements.length_axis is None else SUMS
+    obs |= built.policy.encode_instructions([texts[row % len(texts)] for row in range(rows)])
+    drawn = [noise(seed, Stream.TRAIN_NOISE, row, 0, built.policy.spec.noise) for row in range(rows)]
     return Question({name: values.cpu() for name, values in obs.items()}, torch.from_numpy(np.stack(drawn)))
 
 
-def there(fields: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+def to_device(fields: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     """Copies named tensors to a device."""
     return {name: values.to(device) for name, values in fields.items()}

@@ -44,7 +44,7 @@ METRICS: Mapping[str, str] = {
 """Names without the prefix, and what they count. docs/serving.md has the same table."""
 
 
-class Recent:
+class RecentLatencies:
     """Prometheus collector of the quantiles of the last latencies, computed when they are read."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Recent:
         yield family
 
 
-class Noted:
+class BufferedValues:
     """Prometheus collector that buffers values, and counts them when the metrics are read: counting would slow requests
     down.
 
@@ -96,7 +96,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.note = Noted()
+        self.note = BufferedValues()
         self.registry.register(self.note)
         self.requests = self._make(Counter, "requests", ["protocol"])
         self._requests: dict[str, Any] = {}  # protocol → its counter
@@ -113,7 +113,7 @@ class Metrics:
         self.received_bytes = self._make(Counter, "received_bytes")
         self.client_delay_steps = self._make(Histogram, "client_delay_steps", buckets=(0, 1, 2, 3, 4, 5, 8, 12, 16, 25))
         self.ready = self._make(Gauge, "ready")
-        self._recent = Recent()
+        self._recent = RecentLatencies()
         self.registry.register(self._recent)
 
     def _make(self, kind: Callable[..., Any], name: str, labels: Iterable[str] = (), **options: Any) -> Any:

@@ -90,14 +90,14 @@ def show(console: Console, evaluations: Sequence[WrittenEvaluation], pairs: Pair
         for letter, one in zip(LETTERS, evaluations, strict=False)
     ]
     console.table("evaluations", rows)
-    for one in pairs.found:
+    for one in pairs.comparisons:
         _show(console, one)
     for (first, second), error in pairs.refused:
         console.say(f"\n{LETTERS[second]} was not compared with {LETTERS[first]}: {error.message}")
-    if len(pairs.found) > 1:
+    if len(pairs.comparisons) > 1:
         head = ["pair", "difference", "95 % interval", "p", "by Holm", ""]
-        console.table("\nall pairs, over all tasks", [head, *(_summed_up(one) for one in pairs.found)])
-        console.say(chance(len(pairs.found)))
+        console.table("\nall pairs, over all tasks", [head, *(_summed_up(one) for one in pairs.comparisons)])
+        console.say(chance(len(pairs.comparisons)))
 
 
 def _summed_up(one: Comparison) -> list[str]:
@@ -140,7 +140,7 @@ def _short(value: Any) -> str:
 
 def all_as_json(pairs: Pairs, count: int) -> dict[str, Any]:
     """Converts all comparisons of ``count`` evaluations to JSON values."""
-    whole: dict[str, Any] = {"comparisons": [as_json(one) for one in pairs.found]}
+    whole: dict[str, Any] = {"comparisons": [as_json(one) for one in pairs.comparisons]}
     if count > 2:
         whole["not_compared"] = [
             {"first": LETTERS[first], "second": LETTERS[second], "because": error.message}

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from embodied.cli import piped
 from embodied.errors import CheckpointError, ConfigError, EmbodiedError, printed, unknown_name
-from embodied.evaluation.provenance import NOTED, noted
+from embodied.evaluation.provenance import NOTED, export_note
 from embodied.instructions import of_messages
 from embodied.lib.files import EXPORT_FILE
 from embodied.lib.spec_json import to_json
@@ -36,7 +36,7 @@ from embodied.tools.library.card import card, evaluations_of, run_of, verificati
 from embodied.types import EnvSpec
 
 if TYPE_CHECKING:
-    from embodied.export.verify import Asked, Verdict
+    from embodied.export.verify import RequestedEvaluation, Verdict
     from embodied.learn.checkpoint.exported import ExportFile
     from embodied.learn.checkpoint.metadata import Meta
 
@@ -116,11 +116,11 @@ def _carry_out(given: argparse.Namespace, console: Console) -> int:
         raise unknown_name("quantisation", given.quantize, QUANTIZATIONS, "--quantize")
     size = None if given.shard_size is None else _bytes(given.shard_size)
     options = {"max_shard_size": size, "quantize": given.quantize}
-    evaluation: AbstractContextManager[Asked | None] = nullcontext()
+    evaluation: AbstractContextManager[RequestedEvaluation | None] = nullcontext()
     if given.verify:
-        from embodied.export.verify import asked
+        from embodied.export.verify import requested_evaluation
 
-        evaluation = asked(given.verify, given.config_dir)
+        evaluation = requested_evaluation(given.verify, given.config_dir)
     with evaluation as wanted:
         lines = run(
             checkpoint, given.format, out, given.dtype, given.device, given.observations, options, console,
@@ -130,7 +130,7 @@ def _carry_out(given: argparse.Namespace, console: Console) -> int:
         return 0 if wanted is None else _verified(checkpoint, out, wanted, console, given.device)
 
 
-def _verified(checkpoint: Path, out: Path, wanted: Asked, console: Console, device: str) -> int:
+def _verified(checkpoint: Path, out: Path, wanted: RequestedEvaluation, console: Console, device: str) -> int:
     """Evaluates what was written; returns the exit status."""
     from embodied.export.verify import verify
 
@@ -217,7 +217,7 @@ def facts_of(
 
     source: dict[str, Any] = {"checkpoint": str(checkpoint), "run": run_of(checkpoint).name}
     source |= {"iteration": meta.iteration, "steps": meta.steps, "weight_version": meta.weight_version}
-    source[NOTED] = noted(checkpoint)
+    source[NOTED] = export_note(checkpoint)
     printed = {"num_action_chunks": policy.spec.num_action_chunks, "describe": dict(policy.describe())}
     return ExportFile(
         kind, written.dtype, to_json(env), printed, dict(written.model), source, dict(written.measured),

@@ -37,7 +37,7 @@ def check_formats(headers: Mapping[Path, Mapping[str, Entry]]) -> None:
                 )
 
 
-def check_said(config: Mapping[str, Any], file: Path) -> None:
+def check_declared(config: Mapping[str, Any], file: Path) -> None:
     """Raises CheckpointError if a config.json declares the weights quantized. The files' own formats come first."""
     said = config.get("quantization_config")
     if said is None:

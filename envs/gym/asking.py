@@ -35,7 +35,7 @@ sys.exit(main(given))
 """
 
 
-def asked(making: Making, remake: bool, python: str | None) -> Mapping[str, Any]:
+def probed(making: Making, remake: bool, python: str | None) -> Mapping[str, Any]:
     """Probes a Gymnasium env in a child process, with which all ends that the env starts.
 
     Returns:

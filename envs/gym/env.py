@@ -17,7 +17,7 @@ from ..shared.arguments import check_number, check_range
 from ..shared.machine import versions_of
 from .experts import actions_of
 from .facts import GymFacts, alike, ask, facts_of
-from .mapping import Mapped, Wanted, mapping_of, reads
+from .mapping import MappingSettings, ResolvedMapping, mapping_of, reads
 from .settings import ASYNC, KEY, VECTOR_ENTRY_POINT, check_together, making_of
 from .simulator import Simulator, prepare
 from .sources import RENDER
@@ -114,7 +114,7 @@ class GymEnv:
         together = vectorization == VECTOR_ENTRY_POINT
         if together:
             check_together(self._making, remake, expert)
-        wanted = Wanted(
+        wanted = MappingSettings(
             images, image_size, image_layout, image_range, rotate_images, state, instruction_from, instruction_bytes,
             success, progress, progress_range,
         )  # fmt: skip
@@ -154,7 +154,9 @@ class GymEnv:
 
         return HostedBatch(self, num_slots, apart=self._making.vectorization == ASYNC)
 
-    def _make_spec(self, facts: GymFacts, mapped: Mapped, control_hz: float | None, repeatable: bool) -> EnvSpec:
+    def _make_spec(
+        self, facts: GymFacts, mapped: ResolvedMapping, control_hz: float | None, repeatable: bool
+    ) -> EnvSpec:
         if not mapped.obs:
             raise ConfigError(
                 "an observation has nothing: no picture, no state, no instruction",

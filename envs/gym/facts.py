@@ -18,7 +18,7 @@ from embodied import errors
 from embodied.lib.cache import cache_folder
 from embodied.lib.whole import write_whole
 
-from .asking import asked
+from .asking import probed
 from .settings import Making
 
 _FORMAT = 3
@@ -45,7 +45,7 @@ class GymFacts:
     silent: tuple[str, ...] = ()  # entries named after success that do not say true or false
 
     @property
-    def said(self) -> Entries:
+    def all_entries(self) -> Entries:
         """Shape and dtype of all entries, those that only later steps have included."""
         return {**self.late, **self.entries}
 
@@ -70,7 +70,7 @@ def ask(making: Making, remake: bool, python: str | None) -> GymFacts:
 @functools.cache
 def _ask_once(making: str, remake: bool, python: str | None, of_pictures: tuple[str | None, ...]) -> GymFacts:
     read = Making.of_json(json.loads(making))
-    answer = asked(read, remake, python)
+    answer = probed(read, remake, python)
     if "error" in answer:
         raise getattr(errors, answer["error"])(answer["message"], answer["remedy"])
     facts = _decode(answer)

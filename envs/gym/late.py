@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .sources import Source, copied, entries, tells_success
+from .sources import Source, deep_copy, entries, tells_success
 
 SUCCESS = ("info.is_success", "info.success", "info.final_info.is_success", "info.final_info.success")
 """Names that envs use, in the order in which they are looked for."""
@@ -31,7 +31,7 @@ class Env(Protocol):
 
 
 @dataclass(frozen=True)
-class Played:
+class ProbedEnv:
     """An env that a probe made, with functions that reset and step it."""
 
     env: Env
@@ -39,7 +39,7 @@ class Played:
     step: Callable[[], Any]
 
 
-def play_on(facts: Mapping[str, Any], tried: Played) -> dict[str, Any]:
+def play_on(facts: Mapping[str, Any], tried: ProbedEnv) -> dict[str, Any]:
     """Plays a probed env's episode to its end, if that comes soon, and adds what only later steps show to the facts.
 
     Args:
@@ -55,7 +55,7 @@ def play_on(facts: Mapping[str, Any], tried: Played) -> dict[str, Any]:
             if tried.env.over or time.monotonic() > until:
                 break
             tried.step()
-            seen += [{"info": copied(values["info"])} for values in tried.env.steps]
+            seen += [{"info": deep_copy(values["info"])} for values in tried.env.steps]
         late = {name: kind for step in seen for name, kind in entries("info", step["info"]).items()}
     except Exception:  # noqa: BLE001 (a run that comes so far says what is wrong)
         return {}

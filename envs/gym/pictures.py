@@ -122,7 +122,7 @@ def form_of(shape: Sequence[int], dtype: str, bounds: Range | None) -> Form | st
     return f"{channels} channels, which may be pictures one after another ({GREY_FRAMES}{several}) or a map"
 
 
-def told_form(
+def declared_form(
     shape: Sequence[int], dtype: str, bounds: Range | None, layout: str | None, numbers: Range | None
 ) -> Form | str:
     """Determines how an entry is interpreted as pictures where the user said that it is one.
@@ -135,7 +135,7 @@ def told_form(
         The form, or why it cannot be read so.
     """
     if len(shape) == 4 and shape[0] > 0:
-        found = told_form(shape[1:], dtype, bounds, layout, numbers)
+        found = declared_form(shape[1:], dtype, bounds, layout, numbers)
         return replace(found, arrays=shape[0]) if isinstance(found, Form) else found
     if len(shape) not in (2, 3) or 0 in shape:
         return "no picture by its shape"
@@ -166,7 +166,7 @@ def rendered(picture: Any) -> np.ndarray:
     if array.dtype.kind in "uif" and array.ndim in (2, 3) and array.size:
         numbers = BYTES if array.dtype.kind != "f" or array.max() > 1 else _UNIT
         four = array.ndim == 3 and array.shape[0 if _axis(array.shape) == 0 else 2] == 4
-        form = told_form(array.shape, str(array.dtype), None, RGBA if four else None, numbers)
+        form = declared_form(array.shape, str(array.dtype), None, RGBA if four else None, numbers)
     if not isinstance(form, Form) or form.count > 1 or min(form.size(array.shape)) < 4:
         raise ConfigError(
             f"render() is {array.dtype} {array.shape}, expected uint8 (H, W, 3)",

@@ -57,10 +57,10 @@ def make(task: Task, making: Making, render: bool) -> Any:
     import gymnasium
 
     of_id = partial(gymnasium.make, disable_env_checker=True)
-    return wrapped(made(task, of_id, render, {}), task, making)
+    return wrapped(make_unwrapped(task, of_id, render, {}), task, making)
 
 
-def made(task: Task, of_id: Callable[..., Any], render: bool, more: Mapping[str, Any]) -> Any:
+def make_unwrapped(task: Task, of_id: Callable[..., Any], render: bool, more: Mapping[str, Any]) -> Any:
     """Makes the env of a task without its wrappers; raises as :func:`make` does.
 
     Args:

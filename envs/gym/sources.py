@@ -156,12 +156,12 @@ def tells_success(values: Sequence[Any]) -> bool:
     return bool(told) and all(value in (0.0, 1.0) for value in told)
 
 
-def copied(value: Any) -> Any:
+def deep_copy(value: Any) -> Any:
     """Copies a value deeply, since the env may write into its arrays again."""
     if isinstance(value, Mapping):
-        return {key: copied(entry) for key, entry in value.items()}
+        return {key: deep_copy(entry) for key, entry in value.items()}
     if isinstance(value, tuple):
-        return tuple(map(copied, value))
+        return tuple(map(deep_copy, value))
     return np.copy(value) if hasattr(value, "shape") else value
 
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from embodied.lib.cache import cache_folder, one_first
+from embodied.lib.cache import cache_folder, one_process_first
 
 KNOWN_ROBOSUITE = "1.4.0"
 
@@ -78,7 +78,7 @@ def prepare() -> None:
     """Compiles the control law once for all simulators of this process, and for those that are forked from it. Of
     processes that start together one compiles, which takes 15 to 30 CPU seconds, and the others load what numba has
     kept."""
-    with one_first(cache_folder("numba")):
+    with one_process_first(cache_folder("numba")):
         if unknown_installation() is None:
             from . import osc
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from embodied.errors import ConfigError, DatasetError
 from embodied.rows.custom import HoldsOut, Numbered, is_custom, load_custom
-from embodied.rows.files import SourceFile, kept
+from embodied.rows.files import SourceFile, cached
 from embodied.rows.formats import ArrowCopy, Rows
 from embodied.rows.hub import WHOLE, Part, source_of
 from embodied.rows.opening import open_source
@@ -147,7 +147,7 @@ def _open_file(
     copy = [len(rows), *rows.copy_state] if isinstance(rows, ArrowCopy) else []
     options = json.dumps([asdict(reading), filtered, str(part), limit and limit.identity, verifier, _READING, *copy])
     digest = hashlib.sha256(options.encode()).hexdigest()[:16]
-    usable, notes, pictured = kept(file, f"survey-{digest}.npz", make, load)
+    usable, notes, pictured = cached(file, f"survey-{digest}.npz", make, load)
     skipped, order = int(len(rows) - len(usable)), selection.order(usable, len(rows))
     return Source(name, rows, reading, order, tuple(notes), rows, skipped, pictured, file.folder)
 

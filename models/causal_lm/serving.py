@@ -15,7 +15,7 @@ from embodied.types import Decision, Sampling
 from ..shared.bits import KEY
 from ..shared.keys import bad
 from ..shared.lora import merged_tensors
-from .decoding.lane_decoding import written
+from .decoding.lane_decoding import answer_bytes
 from .decoding.prompts import prompts_of
 from .files.load import FORMATS
 from .files.own_code import is_own
@@ -86,7 +86,7 @@ def decision(parts: Parts, texts: Sequence[EngineText], sampling: Sampling) -> D
         {
             "tokens": tokens,
             "length": torch.tensor(sizes, dtype=torch.int32),
-            "actions": torch.from_numpy(written(said, len(texts), parts.now.max_bytes)),
+            "actions": torch.from_numpy(answer_bytes(said, len(texts), parts.now.max_bytes)),
             "logprobs": logprobs,
         }
     )

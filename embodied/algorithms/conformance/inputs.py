@@ -45,7 +45,7 @@ def made_up(elements: int, step: float) -> Inputs:
     return Inputs(old + moved if step else old.clone(), old, advantages * (3 if step == MUCH else 1))
 
 
-def where(inputs: Inputs) -> str:
+def ratio_range(inputs: Inputs) -> str:
     """Says for an error message at which ratios a tried loss failed."""
     ratios = (inputs.logprobs.detach() - inputs.old).exp()
     if bool((ratios == 1).all()):

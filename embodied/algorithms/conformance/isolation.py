@@ -17,7 +17,7 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
 
 
-def copied(tried: Any) -> Any:
+def isolated_copy(tried: Any) -> Any:
     """Copies a user's loss or term before it is tried, so that calls which it counts are none of the run's; gives it
     back where it cannot be copied."""
     try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from embodied.data.samples import hold_out
-from embodied.data.texts.text import Columns, Written, answers_by_row
+from embodied.data.texts.text import Columns, DemonstratedAnswer, answers_by_row
 from embodied.random import held_out
 from embodied.rows.custom import Keys, is_custom, load_custom
 from embodied.rows.hub import WHOLE, Part, source_of
@@ -38,7 +38,7 @@ class Reader:
     instead: str | None = None
     keep: bool = True
 
-    def read(self, paths: Sequence[str], part: Part = WHOLE) -> list[Written]:
+    def read(self, paths: Sequence[str], part: Part = WHOLE) -> list[DemonstratedAnswer]:
         """Reads all demonstrated answers.
 
         Args:
@@ -51,7 +51,7 @@ class Reader:
 
     def read_divided(
         self, paths: Sequence[str], part: Part, test_size: float, seed: int
-    ) -> tuple[list[Written], list[Written]]:
+    ) -> tuple[list[DemonstratedAnswer], list[DemonstratedAnswer]]:
         """Reads all demonstrated answers: ``(for training, held out)``.
 
         Of a file or data set of Hugging Face rows are held out, each with all of its answers. They are those that an
@@ -67,7 +67,7 @@ class Reader:
                 (out if is_out else train).extend(row)
         return train, out
 
-    def _rows(self, path: str, part: Part, options: Mapping[str, Any]) -> list[list[Written]]:
+    def _rows(self, path: str, part: Part, options: Mapping[str, Any]) -> list[list[DemonstratedAnswer]]:
         """The demonstrated answers of each row."""
         own = is_custom(path)
         if own:

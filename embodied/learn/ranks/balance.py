@@ -17,7 +17,7 @@ from torch import Tensor
 
 from embodied import instructions
 from embodied.learn.batch import RECORDED, Batch
-from embodied.learn.step.passes import OwnRecords
+from embodied.learn.step.passes import RankRecords
 from embodied.learn.step.update_metrics import UpdateMetrics
 from embodied.parallel.group import Group
 from embodied.protocols import CountsTokens
@@ -75,7 +75,7 @@ class Balance:
     group: Group
 
     @classmethod
-    def of(cls, records: OwnRecords, batch: Batch) -> tuple[Balance, Batch]:
+    def of(cls, records: RankRecords, batch: Batch) -> tuple[Balance, Batch]:
         """The costs of all records; and the batch with the log-probs before the update of all ranks' records, which
         until then each rank has of its own. All ranks call it."""
         group, policy = records.parallel.group, records.policy
@@ -98,8 +98,8 @@ class Balance:
         return found
 
     def moved(
-        self, records: OwnRecords, batch: Batch, chosen: Tensor, keep: Tensor, metrics: UpdateMetrics
-    ) -> tuple[OwnRecords, Batch]:
+        self, records: RankRecords, batch: Batch, chosen: Tensor, keep: Tensor, metrics: UpdateMetrics
+    ) -> tuple[RankRecords, Batch]:
         """This rank's records of an optimizer step, in arrays of their own, and the batch that says where its records
         stand now. All ranks call it.
 
@@ -128,7 +128,7 @@ class Balance:
         return replace(records, arrays=arrays, spare=0), replace(batch, rows=rows, ranks=ranks)
 
 
-def _exchanged(records: OwnRecords, sent: np.ndarray, counts: np.ndarray, group: Group) -> dict[str, np.ndarray]:
+def _exchanged(records: RankRecords, sent: np.ndarray, counts: np.ndarray, group: Group) -> dict[str, np.ndarray]:
     """Exchanges records of a step; returns the fields that passes read, [1 + r, …]: a spare record, and those received.
 
     Args:
@@ -141,7 +141,7 @@ def _exchanged(records: OwnRecords, sent: np.ndarray, counts: np.ndarray, group:
     for name in (*records.env.obs, *records.policy.spec.decision, *told, *recorded):
         array = records.arrays[name]
         arrived = exchanged(array, sent, counts[group.rank].tolist(), counts[:, group.rank].tolist(), group)
-        found[name] = np.concatenate([array[records.unused], arrived])
+        found[name] = np.concatenate([array[records.placeholder], arrived])
     return found
 
 

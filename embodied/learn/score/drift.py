@@ -10,15 +10,15 @@ from torch import Tensor
 from embodied.algorithms.aggregation import sequence_means
 from embodied.learn.batch import Batch
 from embodied.learn.step.objective import Objective
-from embodied.learn.step.passes import OwnRecords, PassEvaluator, until_stopped
+from embodied.learn.step.passes import ForwardPasses, RankRecords, until_stopped
 from embodied.learn.terms.term import OptimizerBatch
 from embodied.learn.watch import Passed
 from embodied.parallel.modes import without_dropout
 
 
 def with_drift(
-    optimizer_batch: OptimizerBatch, keep: Tensor, local: OwnRecords, batch: Batch, chosen: Tensor,
-    objective: Objective, evaluate: PassEvaluator, size: int, passed: Passed,
+    optimizer_batch: OptimizerBatch, keep: Tensor, local: RankRecords, batch: Batch, chosen: Tensor,
+    objective: Objective, evaluate: ForwardPasses, size: int, passed: Passed,
 ) -> OptimizerBatch:  # fmt: skip
     """The optimizer batch with its drift, ``mean(lp − lp_old)``, from a pass without gradients and dropout. All ranks
     call it.

@@ -18,7 +18,7 @@ from torch import Tensor
 from embodied.algorithms.layout import Counts
 from embodied.algorithms.metrics import logprob_gap, sum_and_count
 from embodied.learn.batch import RECORDED, counts_of
-from embodied.learn.step.passes import OwnRecords, PassEvaluator, until_stopped
+from embodied.learn.step.passes import ForwardPasses, RankRecords, until_stopped
 from embodied.learn.step.update_metrics import UpdateMetrics
 from embodied.learn.terms.term import Setup, Share
 from embodied.learn.watch import Watch
@@ -37,9 +37,9 @@ class Recomputer:
         self._layout, self._level, self._with_values = setup.layout, setup.algorithm.logprob_type, with_values
 
     def __call__(
-        self, records: OwnRecords, ranks: Tensor, chosen: Tensor, rows: np.ndarray, evaluate: PassEvaluator, size: int,
+        self, records: RankRecords, ranks: Tensor, chosen: Tensor, rows: np.ndarray, evaluate: ForwardPasses, size: int,
         metrics: UpdateMetrics, watch: Watch,
-    ) -> OwnRecords:  # fmt: skip
+    ) -> RankRecords:  # fmt: skip
         """Returns the records with log-probs (and values) recomputed. All ranks call it.
 
         Args:

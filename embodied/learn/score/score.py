@@ -27,7 +27,7 @@ from embodied.learn.batch import Batch
 from embodied.learn.score.recompute import Recomputer
 from embodied.learn.score.reward_penalties import RewardPenalties
 from embodied.learn.step.objective import Objective
-from embodied.learn.step.passes import OwnRecords, PassEvaluator, until_stopped
+from embodied.learn.step.passes import ForwardPasses, RankRecords, until_stopped
 from embodied.learn.step.update_metrics import UpdateMetrics
 from embodied.learn.terms.term import Need, Setup
 from embodied.learn.watch import Watch, unwatched
@@ -46,7 +46,7 @@ class Scored(NamedTuple):
 
     batch: Batch  # records of all episodes
     trained: Batch | None  # the episodes that ``filter_rewards`` keeps, with what the loss reads; None: it keeps none
-    own: OwnRecords  # this rank's records, with what was recomputed of them
+    own: RankRecords  # this rank's records, with what was recomputed of them
 
 
 class Scorer:
@@ -76,7 +76,7 @@ class Scorer:
         return self._penalties.needs
 
     def __call__(
-        self, records: OwnRecords, results: Sequence[EpisodeResult], evaluate: PassEvaluator,
+        self, records: RankRecords, results: Sequence[EpisodeResult], evaluate: ForwardPasses,
         baselines: Mapping[Start, float] | None = None, metrics: UpdateMetrics | None = None, watch: Watch = unwatched,
     ) -> Scored:  # fmt: skip
         """Score ``results``, the episodes of all ranks in the plan's order. All ranks call it, and get the same.
@@ -136,7 +136,7 @@ class Scorer:
         keep = filters.within_bounds(returns, ids, algorithm.rewards_lower_bound, algorithm.rewards_upper_bound)
         return keep.nonzero().flatten().tolist()
 
-    def _with_proximal(self, own: OwnRecords, batch: Batch, evaluate: PassEvaluator, watch: Watch) -> Batch:
+    def _with_proximal(self, own: RankRecords, batch: Batch, evaluate: ForwardPasses, watch: Watch) -> Batch:
         """The batch with log-probs of the policy before this iteration's first update."""
         found = torch.zeros(len(batch), self._objective.layout.size)
         parts = own.parts(batch.ranks, self._carries_gradient(batch), batch.rows, self._size, forward_only=True)

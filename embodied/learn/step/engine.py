@@ -40,7 +40,7 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True)
-class Taken:
+class OptimizerStep:
     """One optimizer step, the same on all ranks."""
 
     outcome: Outcome
@@ -87,7 +87,7 @@ class StepEngine:
         hook: Callable[[], bool] = lambda: True,
         inspect: Callable[[float], None] = lambda norm: None,
         during: AbstractContextManager[Any] | None = None,
-    ) -> Taken:
+    ) -> OptimizerStep:
         """Takes one optimizer step: backward passes of all parts, gradients summed over ranks, clipped, applied. All
         ranks call it.
 
@@ -121,11 +121,11 @@ class StepEngine:
             return self._leave_out(Outcome.NOT_FINITE, loss, norm)
         inspect(norm)
         self._apply()
-        return Taken(Outcome.MADE, loss, norm)
+        return OptimizerStep(Outcome.MADE, loss, norm)
 
-    def _leave_out(self, outcome: Outcome, loss: float, norm: float = 0.0) -> Taken:
+    def _leave_out(self, outcome: Outcome, loss: float, norm: float = 0.0) -> OptimizerStep:
         self._let_go()
-        return Taken(outcome, loss, norm)
+        return OptimizerStep(outcome, loss, norm)
 
     def _let_go(self) -> None:
         """Frees the gradients, so that they take no memory while the policy acts."""

@@ -55,7 +55,7 @@ def check_counts_tokens(policy: Policy, max_tokens: int | None) -> None:
 
 
 @dataclass(frozen=True)
-class OwnRecords:
+class RankRecords:
     """This rank's records of one update, as they stand in the slab.
 
     Args:
@@ -87,7 +87,7 @@ class OwnRecords:
 
         With no rows, gives one record: under FSDP this rank must still run the forward pass, and counts nothing of it.
         """
-        rows = rows if len(rows) else self.unused
+        rows = rows if len(rows) else self.placeholder
         fields = [*instructions.fields_of(self.env), *self.policy.spec.decision]
         fields += [RECORDED] if RECORDED in self.arrays else []
         told = {name: values.to(self.device) for name, values in self.encoded_instructions(rows).items()}
@@ -98,7 +98,7 @@ class OwnRecords:
         return self.policy.encode_instructions(instructions.of_rows(self.env, self.arrays, rows))
 
     @property
-    def unused(self) -> np.ndarray:
+    def placeholder(self) -> np.ndarray:
         """Slab row of a placeholder record, for passes that FSDP requires and nothing is counted of: int64 [1]."""
         return np.asarray(self.results[0].rows[:1] if self.spare is None else [self.spare], np.int64)
 
@@ -157,7 +157,7 @@ def offloaded(enabled: bool) -> AbstractContextManager[object]:
 
 
 @dataclass(frozen=True)
-class PassEvaluator:
+class ForwardPasses:
     """Makes the forward passes of the policy and of its reference.
 
     Args:

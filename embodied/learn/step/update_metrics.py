@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from embodied.algorithms.metrics import PolicyStats, sum_and_count
-from embodied.learn.step.engine import Outcome, Taken
+from embodied.learn.step.engine import OptimizerStep, Outcome
 from embodied.learn.terms.term import Share
 from embodied.parallel.group import Group
 
@@ -81,7 +81,7 @@ class UpdateMetrics:
         """Adds a value of the metric ``name`` for one optimizer step; the mean over steps is logged."""
         self.per_step[name] = self.per_step.get(name, 0.0) + value
 
-    def add_step(self, taken: Taken) -> None:
+    def add_step(self, taken: OptimizerStep) -> None:
         """Add the outcome of the optimizer batch in progress."""
         if taken.outcome == Outcome.ABANDONED:
             return

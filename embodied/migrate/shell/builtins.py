@@ -60,7 +60,7 @@ def _array(inner: str, keyed: bool, state: State) -> Array:
             at = int(index.shown) + 1 if index.shown.isdigit() else at
             continue
         for word in words(written, state):
-            whole = whole and (word.known or word.is_surely_some or '"' in written)
+            whole = whole and (word.known or word.is_nonempty or '"' in written)
             items[str(at)] = word
             at += 1
     return Array(items, keyed, whole)

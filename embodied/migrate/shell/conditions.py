@@ -154,4 +154,4 @@ class _Test:
 
 
 def _is_some(given: Text) -> bool | None:
-    return bool(given.shown) if given.known else True if given.is_surely_some else None
+    return bool(given.shown) if given.known else True if given.is_nonempty else None

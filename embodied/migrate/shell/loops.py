@@ -15,7 +15,7 @@ from embodied.migrate.shell.words import words
 MOST_ROUNDS = 1000
 
 
-class Reader(Protocol):
+class NodeInterpreter(Protocol):
     """The interpreter of shell nodes that runs a loop's body; a part of :mod:`embodied.migrate.shell.run`."""
 
     def sequence(self, nodes: Iterable[Node], state: State) -> list[State]:
@@ -31,7 +31,7 @@ class Reader(Protocol):
         """Splits the simple command at the beginning of ``rest`` into raw words, and gives its end offset."""
 
 
-def for_each(run: Reader, node: Node, state: State) -> list[State]:
+def for_each(run: NodeInterpreter, node: Node, state: State) -> list[State]:
     """Interprets ``for NAME in WORDS`` and ``select``; returns the states in which the loop may end."""
     name, body = raw(node.child_by_field_name("variable")), node.child_by_field_name("body")
     named = next(iter(node.children_by_field_name("value")), None)
@@ -41,7 +41,7 @@ def for_each(run: Reader, node: Node, state: State) -> list[State]:
         return perhaps(run, body, state, name)
     if state.arguments is None and any(word.shown in ("$@", "$*") for word in each):
         return [state]  # without arguments the script leaves the loop at once
-    if len(each) > MOST_ROUNDS or not all(word.known or word.is_surely_some for word in each):
+    if len(each) > MOST_ROUNDS or not all(word.known or word.is_nonempty for word in each):
         return perhaps(run, body, state, name)
     states = [state]
     for word in each:
@@ -52,7 +52,7 @@ def for_each(run: Reader, node: Node, state: State) -> list[State]:
     return out_of_loop(states)
 
 
-def round_(run: Reader, body: Node, states: Sequence[State]) -> list[State]:
+def round_(run: NodeInterpreter, body: Node, states: Sequence[State]) -> list[State]:
     """Interprets a loop's body once from each state; returns the states after it."""
     found = different(one for now in states for one in ([now] if now.ended else run.node(body, now)))
     for one in found:
@@ -60,7 +60,7 @@ def round_(run: Reader, body: Node, states: Sequence[State]) -> list[State]:
     return found
 
 
-def perhaps(run: Reader, body: Node, state: State, *more: str) -> list[State]:
+def perhaps(run: NodeInterpreter, body: Node, state: State, *more: str) -> list[State]:
     """Interprets a loop whose number of rounds cannot be known: what its body assigns is unknown afterwards."""
     state.status = True
     unsure = state.copy()
@@ -69,7 +69,7 @@ def perhaps(run: Reader, body: Node, state: State, *more: str) -> list[State]:
     return different([state, *out_of_loop(round_(run, body, [unsure]))])
 
 
-def while_or_until(run: Reader, node: Node, state: State) -> list[State]:
+def while_or_until(run: NodeInterpreter, node: Node, state: State) -> list[State]:
     """Interprets ``while`` and ``until``. A loop over the script's arguments is left out, as it runs without any."""
     body = node.child_by_field_name("body")
     tests = [child for child in node.named_children if child.start_byte < body.start_byte]
@@ -79,7 +79,7 @@ def while_or_until(run: Reader, node: Node, state: State) -> list[State]:
     return loop(run, tests, body, None, state, node.children[0].type == "while")
 
 
-def counting(run: Reader, node: Node, state: State) -> list[State]:
+def counting(run: NodeInterpreter, node: Node, state: State) -> list[State]:
     """Interprets ``for ((BEGIN; TEST; STEP))``."""
     begin, test, step = parts_of_for(raw(node))
     state = run.counted(begin or "0", state)[0]
@@ -87,7 +87,7 @@ def counting(run: Reader, node: Node, state: State) -> list[State]:
 
 
 def loop(
-    run: Reader, tests: Sequence[Node] | str, body: Node, step: str | None, state: State, while_true: bool
+    run: NodeInterpreter, tests: Sequence[Node] | str, body: Node, step: str | None, state: State, while_true: bool
 ) -> list[State]:
     """Interprets rounds of a loop until its test's status differs from ``while_true``, at most ``MOST_ROUNDS``."""
     states, out = [state], list[State]()

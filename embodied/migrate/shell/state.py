@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from embodied.migrate.shell.sums import Sum, UnknowableError
+from embodied.migrate.shell.sums import Arithmetic, UnknowableError
 from embodied.migrate.shell.text import BLANKS, EMPTY, Text, Words, known
 
 
@@ -140,7 +140,7 @@ class State:
         Raises:
             UnknowableError: nobody knows what it gives.
         """
-        return Sum(text, self._known, lambda name, new: self.set(name, known(new))).value()
+        return Arithmetic(text, self._known, lambda name, new: self.set(name, known(new))).value()
 
     def _known(self, name: str) -> str:
         name, _, index = name.partition("[")

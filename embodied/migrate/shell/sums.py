@@ -52,7 +52,7 @@ def whole(number: int) -> int:
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
-class Sum:
+class Arithmetic:
     """Parser and evaluator of a shell arithmetic expression (``$((…))``).
 
     Args:
@@ -168,7 +168,7 @@ class Sum:
     def _read(self, name: str) -> int:
         if not self.live:
             return 0
-        return Sum(self.get(name), self.get, self.set, self.depth + 1).value()
+        return Arithmetic(self.get(name), self.get, self.set, self.depth + 1).value()
 
     def _set(self, name: str, number: int) -> int:
         if self.live:

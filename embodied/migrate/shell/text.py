@@ -43,7 +43,7 @@ class Text:
         return "".join(part.text for part in self.parts)
 
     @property
-    def is_surely_some(self) -> bool:
+    def is_nonempty(self) -> bool:
         """Whether the text cannot be empty."""
         return any(part.text and (part.known or part.given) for part in self.parts)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from embodied.migrate.shell import patterns
-from embodied.migrate.shell.parameters import Reader, parameter
+from embodied.migrate.shell.parameters import WordExpander, parameter
 from embodied.migrate.shell.scan import UnclosedError, braces, skip
 from embodied.migrate.shell.state import State
 from embodied.migrate.shell.sums import UnknowableError
@@ -91,7 +91,7 @@ def _pieces(raw: str, state: State, in_quotes: bool) -> Iterator[Piece]:
 def _part(raw: str, at: int, state: State, in_quotes: bool) -> tuple[int, list[Piece]]:
     """Where a quoted part or a ``$…`` ends, and what it stands for."""
     if raw[at] == "$" and (name := NAMED.match(raw, at)):
-        return name.end(), parameter(name[1], name[0], Reader(state, _listed), in_quotes)
+        return name.end(), parameter(name[1], name[0], WordExpander(state, _listed), in_quotes)
     end = skip(raw, at, in_quotes)
     source = raw[at:end]
     if source[0] == "\\":
@@ -106,7 +106,7 @@ def _part(raw: str, at: int, state: State, in_quotes: bool) -> tuple[int, list[P
     if source.startswith("$'"):
         return end, [Piece(known(ANSI.sub(_ansi, source[2:-1])), True)]
     if source.startswith("${"):
-        return end, parameter(source[2:-1], source, Reader(state, _listed), in_quotes)
+        return end, parameter(source[2:-1], source, WordExpander(state, _listed), in_quotes)
     if inner_sum := _sum_in(source):
         return end, [Piece(_computed(inner_sum, source, state), in_quotes)]
     if len(source) == 1:  # a dollar that stands for itself

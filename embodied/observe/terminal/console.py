@@ -188,7 +188,7 @@ class TerminalConsole:
 
     def iteration(self, summary: Mapping[str, float]) -> None:
         if self._panel is not None:
-            self._panel.take(summary)
+            self._panel.update(summary)
         self.say(summary_line(summary))
 
 

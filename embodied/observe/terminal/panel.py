@@ -82,7 +82,7 @@ class Panel:
         for row in rows:
             self._remember(row)
 
-    def take(self, summary: Values) -> None:
+    def update(self, summary: Values) -> None:
         """Updates the panel with the metrics of an iteration, with ``iteration``, ``iterations`` and ``left_s``."""
         self._remember(summary)
         self._now = dict(summary)
@@ -97,7 +97,7 @@ class Panel:
         if "eval/success_rate" in row:
             self._evaluation = dict(row)
 
-    def found(self, files: Mapping[str, Path]) -> None:
+    def set_files(self, files: Mapping[str, Path]) -> None:
         """Updates the panel's newest file of each kind, e.g. ``checkpoint``."""
         self._files = dict(files)
 

@@ -169,7 +169,7 @@ class Screen:
             try:
                 if monotonic() - looked >= LOOK_S:
                     looked = monotonic()
-                    self._panel.found(self._look())
+                    self._panel.set_files(self._look())
                 if not self._outlet.busy:
                     self._panel.outdated()
                     self._live.refresh()

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from embodied import instructions, schema
-from embodied.data.demonstrations import Demonstration, Wanted, check_fit
+from embodied.data.demonstrations import Demonstration, FieldSelection, check_fit
 from embodied.data.reading import read
 from embodied.data.samples import hold_out
 from embodied.data.texts.reading import Reader
-from embodied.data.texts.text import Columns, Written
+from embodied.data.texts.text import Columns, DemonstratedAnswer
 from embodied.errors import ConfigError, DatasetError
 from embodied.rows.hub import WHOLE, Part
 from embodied.schema.rules.derived_keys import custom_name
@@ -23,8 +23,8 @@ from embodied.types import EnvSpec
 class Demonstrated:
     """The demonstrations of a supervised run, which fit its env: episodes, or answers to an env of texts."""
 
-    train: Sequence[Demonstration] | Sequence[Written]
-    held_out: Sequence[Demonstration] | Sequence[Written]
+    train: Sequence[Demonstration] | Sequence[DemonstratedAnswer]
+    held_out: Sequence[Demonstration] | Sequence[DemonstratedAnswer]
 
 
 def read_episodes(config: schema.Config, spec: EnvSpec, kwargs: Mapping[str, Any]) -> Demonstrated:
@@ -58,10 +58,10 @@ def _asked_of(episode: Demonstration, env: EnvSpec) -> Demonstration:
     return replace(episode, fields=kept)
 
 
-def wanted_of(data: schema.DataConfig, spec: EnvSpec) -> Wanted:
+def wanted_of(data: schema.DataConfig, spec: EnvSpec) -> FieldSelection:
     """Returns which fields of demonstrations are read for an env."""
     told = data.instruction or (spec.tasks[0] if len(spec.tasks) == 1 else None)
-    return Wanted(spec.cameras, data.camera_keys, data.state_keys, told, data.action_key, data.rotate_images)
+    return FieldSelection(spec.cameras, data.camera_keys, data.state_keys, told, data.action_key, data.rotate_images)
 
 
 def _check_once(paths: Sequence[str]) -> None:

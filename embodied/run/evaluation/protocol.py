@@ -23,7 +23,7 @@ from embodied.run.build.given import ConfiguredEnv
 from embodied.run.evaluation.conditions import Conditions, env_of
 from embodied.schema.compose.compose import Composed
 from embodied.schema.keys.paths import at
-from embodied.schema.rules.protocols import asked
+from embodied.schema.rules.protocols import protocol_values
 from embodied.types import WorkerFacts
 
 PICTURES = ("image_size", "num_images_in_input", "image_preset", "center_crop")
@@ -66,10 +66,12 @@ def protocol(
         policy: what answered.
     """
     config, resolved = composed.config, composed.resolved
-    changed = {key: found for key, value in asked(resolved).items() if (found := at(resolved, key)) != value}
+    changed = {key: found for key, value in protocol_values(resolved).items() if (found := at(resolved, key)) != value}
     prepared = pictures(policy, config.actor.model.model_extra or {}) if side.spec.cameras else {}
     if prepared and isinstance(policy, PreparesPictures):
-        changed |= {key: prepared.get(key.removeprefix(MODEL), "not known") for key in others(resolved, prepared)}
+        changed |= {
+            key: prepared.get(key.removeprefix(MODEL), "not known") for key in deviating_keys(resolved, prepared)
+        }
     env = {key: value for key, value in env_of(side).items() if key not in MEANS}
     keys = {
         **{key: value for key, value in asdict(under).items() if key not in NOT_HELD_TO},
@@ -88,7 +90,7 @@ def pictures(policy: object, model: Mapping[str, Any]) -> dict[str, Any]:
     return {key: model[key] for key in PICTURES if key in model}
 
 
-def others(config: Mapping[str, Any], prepared: Mapping[str, Any]) -> list[str]:
+def deviating_keys(config: Mapping[str, Any], prepared: Mapping[str, Any]) -> list[str]:
     """Lists the protocol's keys on pictures that an exported program, whose ``prepared`` cannot be changed, deviates
     from."""
     wanted: dict[str, list[Any]] = {}

@@ -60,7 +60,7 @@ def failures(results: Sequence[EpisodeResult]) -> list[dict[str, object]]:
     ]
 
 
-def ran(episodes: Sequence[EpisodeResult]) -> tuple[list[EpisodeResult], list[EpisodeResult]]:
+def split_run(episodes: Sequence[EpisodeResult]) -> tuple[list[EpisodeResult], list[EpisodeResult]]:
     """Splits planned episodes into those that were run and those that could not be.
 
     Raises:
@@ -75,7 +75,7 @@ def ran(episodes: Sequence[EpisodeResult]) -> tuple[list[EpisodeResult], list[Ep
     return [result for result in episodes if not result.not_run], without
 
 
-def lost(episodes: Sequence[EpisodeResult]) -> str | None:
+def not_run_note(episodes: Sequence[EpisodeResult]) -> str | None:
     """Says how many episodes could not be run, and why; None if ``episodes``, which were not run, is empty."""
     if not episodes:
         return None

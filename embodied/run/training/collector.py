@@ -156,7 +156,7 @@ class Collector:
         if self._config.rollout.print_outputs:
             for result in results:
                 number = result.episode.episode_id
-                self._reporter.console.say(shown(result, *answers.found[number], answers.shown[number]))
+                self._reporter.console.say(episode_text(result, *answers.found[number], answers.shown[number]))
         return results
 
     def plan(self, iteration: int, sampling_round: int = 0) -> list[Episode]:
@@ -195,7 +195,7 @@ class Collector:
             self._workers.close()
 
 
-def shown(result: EpisodeResult, prompt: str, answer: str, details: Mapping[str, Any]) -> str:
+def episode_text(result: EpisodeResult, prompt: str, answer: str, details: Mapping[str, Any]) -> str:
     """Formats an episode's prompt and answer as ``rollout.print_outputs`` prints it."""
     number, gain = result.episode.episode_id, result.episode_return
     lines = [f"episode {number}, return {gain:g}", f"prompt: {prompt!r}"]

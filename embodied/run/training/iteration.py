@@ -45,7 +45,7 @@ GoOn = Callable[[float | None], bool]
 
 
 @dataclass(frozen=True)
-class Ran:
+class TimedRollout:
     """The collected episodes of a rollout, and the seconds of its sections."""
 
     collected: Collected
@@ -81,8 +81,12 @@ class Synchronous:
         """Ends what runs beside the iteration; here nothing does."""
 
     def _run(
-        self, iteration: int, stop: StopSignal, before: Ran | None = None, ended: Callable[[], None] = lambda: None
-    ) -> Ran:
+        self,
+        iteration: int,
+        stop: StopSignal,
+        before: TimedRollout | None = None,
+        ended: Callable[[], None] = lambda: None,
+    ) -> TimedRollout:
         """Collects the rollout of ``iteration`` with the weights that act.
 
         Args:
@@ -97,9 +101,9 @@ class Synchronous:
         if self._config.env.enable_offload:
             with sections("time/rollout"):
                 self._collector.workers.rest()
-        return Ran(collected, {name: sections.seconds(name) - began[name] for name in began})
+        return TimedRollout(collected, {name: sections.seconds(name) - began[name] for name in began})
 
-    def _update(self, ran: Ran, iteration: int, go_on: GoOn, num_threads: int | None) -> Updated:
+    def _update(self, ran: TimedRollout, iteration: int, go_on: GoOn, num_threads: int | None) -> Updated:
         """Trains on a rollout, whose records stand in the slab."""
         device, own, collected = self._trainer.device, self._processes.rank, ran.collected
         with self._reporter.updating(device, num_threads), explained(device, self._config, self._processes, "update"):
@@ -108,7 +112,7 @@ class Synchronous:
             records.check(lease for result in collected.results if result.rank == own for lease in result.leases)
             return self._trainer.update(records.arrays, collected.results, iteration, baselines, watch)
 
-    def _metrics(self, ran: Ran, updated: Updated, ahead: Ran | None = None) -> dict[str, float]:
+    def _metrics(self, ran: TimedRollout, updated: Updated, ahead: TimedRollout | None = None) -> dict[str, float]:
         """Returns the metrics of rollout and update, and gives back the rows of all but ``ahead``."""
         (found, batch), trainer, processes = updated, self._trainer, self._processes
         workers, train_s = self._collector.workers, self._reporter.sections.seconds("time/train")
@@ -132,7 +136,7 @@ class OneStepOff(Synchronous):
         super().__init__(config, env, processes, collector, trainer, reporter)
         self._thread = ThreadPoolExecutor(1, "update")
         self._given_up = Event()
-        self._ahead: Ran | None = None
+        self._ahead: TimedRollout | None = None
         on_gpu = trainer.device.type == "cuda"
         self._stream = torch.cuda.Stream(trainer.device) if on_gpu else None  # else one queue would hold up the other
 
@@ -162,7 +166,7 @@ class OneStepOff(Synchronous):
         """Ends the thread."""
         self._thread.shutdown()
 
-    def _update_beside(self, ran: Ran, iteration: int, stop: StopSignal, num_threads: int) -> Updated:
+    def _update_beside(self, ran: TimedRollout, iteration: int, stop: StopSignal, num_threads: int) -> Updated:
         """Runs in the thread."""
 
         def go_on(left_s: float | None) -> bool:

@@ -107,7 +107,7 @@ def _of_backend(config: Config) -> dict[str, Any]:
     return {key: BACKENDS[backend]}
 
 
-def check_said(config: Config) -> None:
+def check_aliases(config: Config) -> None:
     """Refuses alias keys whose values contradict the keys that they stand for. Raises :class:`ConfigError`."""
     fsdp, precision = config.actor.fsdp_config, config.actor.model.precision
     autocast = fsdp.amp_autocast

@@ -50,7 +50,7 @@ def as_named(protocol: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str, 
     return {**protocol, "sets": {**protocol["sets"], HELD_OUT: held_out}}
 
 
-def asked(mapping: Mapping[str, Any]) -> dict[str, Any]:
+def protocol_values(mapping: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values that the configured protocol sets, by dotted key.
 
     Raises:
@@ -66,7 +66,7 @@ def asked(mapping: Mapping[str, Any]) -> dict[str, Any]:
     return {**protocol["sets"], **protocol["of_model"].get(mapping["actor"]["model"].get("_target_"), {})}
 
 
-def not_given(values: Mapping[str, Any], command_line: Collection[str]) -> dict[str, Any]:
+def without_overridden(values: Mapping[str, Any], command_line: Collection[str]) -> dict[str, Any]:
     """Drops the protocol's keys that the command line sets itself, directly or with their section."""
     return {
         key: value for key, value in values.items()

@@ -16,7 +16,7 @@ from embodied.protocols import Policy
 from embodied.selftest import learning
 from embodied.selftest.measured import Measured, none_of, skipped
 from embodied.selftest.place import Place
-from embodied.selftest.policies import OFT, Made, made, question
+from embodied.selftest.policies import OFT, BuiltPolicy, built_policy, question
 
 ROWS = 2
 SAVES = 3  # the second and third save, in the background, reuse the memory of the first
@@ -44,7 +44,7 @@ class Learner:
 
 def checkpoints(place: Place) -> Iterator[Measured]:
     """Yields how many tensors of loaded checkpoints are not those that were saved."""
-    one = made(place.device, *OFT)
+    one = built_policy(place.device, *OFT)
     learner = learner_of(one)
     asked = question(one, ROWS)
     records = {**asked.obs, **learning.decide(one, asked)}
@@ -64,7 +64,7 @@ def checkpoints(place: Place) -> Iterator[Measured]:
         yield skipped("from pinned memory", "a GPU alone copies to it, and the device is cpu")
 
 
-def learner_of(built: Made) -> Learner:
+def learner_of(built: BuiltPolicy) -> Learner:
     """Makes the learner, policy and optimizer-step engine, that a run would save."""
     return Learner(built.policy, learning.engine_of(built))
 
@@ -78,7 +78,7 @@ def state_of(learner: Learner) -> dict[str, Tensor]:
 
 
 def _compared(how: str, place: Place, path: Any, wanted: Mapping[str, Tensor]) -> Measured:
-    other = learner_of(made(place.device, *OFT))
+    other = learner_of(built_policy(place.device, *OFT))
     resume(path, other)
     found = state_of(other)
     return none_of(f"saved {how}: tensors that differ", learning.unequal(found, wanted), len(wanted))

@@ -22,7 +22,7 @@ from embodied.runtime.engine.engine import Engine
 from embodied.selftest import learning
 from embodied.selftest.measured import Measured, NotRun, at_most, few_of, figure
 from embodied.selftest.place import Place
-from embodied.selftest.policies import TEXT, Made, Question, made, question
+from embodied.selftest.policies import TEXT, BuiltPolicy, Question, built_policy, question
 
 ROWS = 8
 KEYS = (
@@ -49,7 +49,7 @@ def engine(place: Place) -> Iterator[Measured]:
 
 def against_lanes(place: Place, *more: str) -> Iterator[Measured]:
     """Measures an inference engine against the policy's own decoding in lanes."""
-    one = made(place.device, *KEYS, *more)
+    one = built_policy(place.device, *KEYS, *more)
     one = replace(one, drawn=replace(one.drawn, do_sample=False))
     asked, spec = question(one, ROWS), one.policy.spec
     wanted = learning.decide(one, asked)
@@ -59,7 +59,7 @@ def against_lanes(place: Place, *more: str) -> Iterator[Measured]:
         began = time.monotonic()
         opened.begin(one.drawn)
         yield figure("ready after", time.monotonic() - began, "s")
-        found = written(opened, one, asked)
+        found = engine_texts(opened, one, asked)
         opened.rest()
     yield few_of("other texts than the lanes write", *learning.other_decisions(spec, found, wanted), OTHER_TEXTS)
     records = {**asked.obs, **found}
@@ -68,7 +68,7 @@ def against_lanes(place: Place, *more: str) -> Iterator[Measured]:
     yield at_most("log-probs from those of evaluate, mean", gap, max_gap(one.config, one.policy), "nats")
 
 
-def written(opened: Engine, built: Made, question: Question) -> dict[str, Tensor]:
+def engine_texts(opened: Engine, built: BuiltPolicy, question: Question) -> dict[str, Tensor]:
     """Has an inference engine write a text for each row; returns the decisions on the CPU.
 
     Raises:

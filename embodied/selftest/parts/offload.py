@@ -13,7 +13,7 @@ from embodied.selftest.measured import Measured, at_least, at_most, none_of, ski
 from embodied.selftest.meters import allocated, peak_memory
 from embodied.selftest.parts import shards
 from embodied.selftest.place import Place
-from embodied.selftest.policies import OFT, TEXT, WIDE, Made, made, question
+from embodied.selftest.policies import OFT, TEXT, WIDE, BuiltPolicy, built_policy, question
 
 ROWS = 8
 DEEP = (*OFT, "actor.model.num_hidden_layers=12", "actor.model.gradient_checkpointing=true")
@@ -27,20 +27,20 @@ def offload(place: Place) -> Iterator[Measured]:
     yield from _activations(place)
     yield from _optimizer(place)
     wide = WIDE if place.on_gpu else TEXT
-    one = made(place.device, *wide)
+    one = built_policy(place.device, *wide)
     asked = question(one, 2)
     records = {**asked.obs, **learning.decide(one, asked)}
     yield from weights("weights on the host", one, records)
     with shards.one_rank(place):
-        shared = made(place.device, *wide)
+        shared = built_policy(place.device, *wide)
         yield from weights("weights on the host, fsdp2", shared, records, shards.share(shared).reshard)
 
 
 def _activations(place: Place) -> Iterator[Measured]:
-    found: list[learning.Learned] = []
+    found: list[learning.LearnedStep] = []
     peaks: list[float] = []
     for more in ((), ("actor.model.activation_offload=true",)):
-        one = made(place.device, *DEEP, *more)
+        one = built_policy(place.device, *DEEP, *more)
         asked = question(one, ROWS * (4 if place.on_gpu else 1))
         records = {**asked.obs, **learning.decide(one, asked)}
         with peak_memory(one.device) as peak:
@@ -54,11 +54,11 @@ def _activations(place: Place) -> Iterator[Measured]:
 
 
 def _optimizer(place: Place) -> Iterator[Measured]:
-    found: list[learning.Learned] = []
+    found: list[learning.LearnedStep] = []
     freed = held = 0
     began: Mapping[str, Tensor] = {}
     for wanted in ("false", "true"):
-        one = made(place.device, *(WIDE if place.on_gpu else TEXT), f"actor.enable_offload={wanted}")
+        one = built_policy(place.device, *(WIDE if place.on_gpu else TEXT), f"actor.enable_offload={wanted}")
         asked, engine, began = question(one, ROWS), learning.engine_of(one), learning.trained(one)
         records = {**asked.obs, **learning.decide(one, asked)}
         learning.learn(one, records, engine)
@@ -75,7 +75,7 @@ def _optimizer(place: Place) -> Iterator[Measured]:
 
 
 def weights(
-    name: str, built: Made, records: Mapping[str, Tensor], settle: Callable[[], None] = lambda: None
+    name: str, built: BuiltPolicy, records: Mapping[str, Tensor], settle: Callable[[], None] = lambda: None
 ) -> Iterator[Measured]:
     """Measures what changes when a policy's weights rest in host memory, come back, and learn.
 
@@ -85,7 +85,7 @@ def weights(
     engine, before = learning.engine_of(built), learning.fields_of(learning.evaluate(built, records))
     settle()
     resting = RestingWeights(built.module, True)
-    held = sum(own(parameter).nbytes for parameter in built.module.parameters())
+    held = sum(local_shard(parameter).nbytes for parameter in built.module.parameters())
     has = allocated(built.device)
     resting.rest()
     freed = has - allocated(built.device)
@@ -98,7 +98,7 @@ def weights(
     yield _freed(f"{name}: freed", freed, held, built.device.type != "cpu")
 
 
-def own(parameter: Tensor) -> Tensor:
+def local_shard(parameter: Tensor) -> Tensor:
     """Returns this process's shard of a parameter; the parameter itself without shards."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 

@@ -16,7 +16,7 @@ from embodied.schema import FsdpConfig
 from embodied.selftest import learning
 from embodied.selftest.measured import Measured, at_most, few_of, figure
 from embodied.selftest.place import Place
-from embodied.selftest.policies import OFT, TEXT, Made, made, question, use
+from embodied.selftest.policies import OFT, TEXT, BuiltPolicy, built_policy, question, use
 
 ROWS = 4
 EXACT = 2e-4  # nats
@@ -30,10 +30,10 @@ def shards(place: Place) -> Iterator[Measured]:
     with one_rank(place) as backend:
         yield figure("collectives", backend)
         for name, keys in WHOLE.items():
-            yield from _compared(name, made(place.device, *keys), made(place.device, *keys))
+            yield from _compared(name, built_policy(place.device, *keys), built_policy(place.device, *keys))
 
 
-def _compared(name: str, whole: Made, shared: Made) -> Iterator[Measured]:
+def _compared(name: str, whole: BuiltPolicy, shared: BuiltPolicy) -> Iterator[Measured]:
     asked, spec = question(whole, ROWS), whole.policy.spec
     parallel = share(shared)
     wanted = learning.decide(whole, asked)
@@ -54,7 +54,7 @@ def _compared(name: str, whole: Made, shared: Made) -> Iterator[Measured]:
         yield at_most(f"{name}: log-probs after the {number} update", gap, 10 * EXACT, "nats")
 
 
-def share(built: Made) -> Shards:
+def share(built: BuiltPolicy) -> Shards:
     """Shards a policy by FSDP over the one rank that there is."""
     return Shards(built.policy, FsdpConfig(strategy="fsdp2"), Group(), built.device)
 

@@ -146,7 +146,7 @@ class Conversation:
             log.exception("a request of %s was not answered", self._address)
             self._transport.abort()
 
-    def heard_ours(self) -> None:
+    def note_own_client(self) -> None:
         """Notes that the client sends keys that openpi does not have."""
         self._ours = True
 
@@ -234,12 +234,12 @@ class _Request(Ticket):
         host.metrics.note(host.metrics.received_bytes.inc, len(message.data))
         host.frames.read(message.data, self)
 
-    def heard(self, request_id: int | str | None, ours: bool) -> None:
+    def on_options(self, request_id: int | str | None, ours: bool) -> None:
         self.request_id = request_id
         if ours:
-            self._conversation.heard_ours()
+            self._conversation.note_own_client()
 
-    def asks(self, question: Question | EmbodiedError) -> None:
+    def on_question(self, question: Question | EmbodiedError) -> None:
         conversation = self._conversation
         try:
             if isinstance(question, EmbodiedError):

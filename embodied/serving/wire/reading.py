@@ -37,11 +37,11 @@ class Asker(Protocol):
 
     gone: bool  # nobody waits any more: nothing is decoded that has not begun
 
-    def heard(self, request_id: int | str | None, ours: bool) -> None:
+    def on_options(self, request_id: int | str | None, ours: bool) -> None:
         """Receives the options of a frame beside its observation. ``ours``: it has keys that only this library's client
         sends."""
 
-    def asks(self, question: Question | EmbodiedError) -> None:
+    def on_question(self, question: Question | EmbodiedError) -> None:
         """Receives the observation that was read, or the error, last. An error may still come after an observation,
         which is then lost."""
 
@@ -110,9 +110,9 @@ class Frames:
             return _Read(unforeseen(error), options.request_id, ours)
 
     def _go_on(self, read: _Read, asker: Asker, began: float) -> None:
-        asker.heard(read.request_id, read.ours)
+        asker.on_options(read.request_id, read.ours)
         if isinstance(read.found, EmbodiedError):
-            asker.asks(read.found)
+            asker.on_question(read.found)
         elif read.found.left:
             self._decode(read.found, asker, began)
         else:
@@ -120,7 +120,7 @@ class Frames:
 
     def _has(self, draft: Draft, asker: Asker, began: float) -> None:
         self._metrics.note(self._metrics.decode.observe, time.perf_counter() - began)
-        asker.asks(draft.question())
+        asker.on_question(draft.question())
 
     def _decode(self, draft: Draft, asker: Asker, began: float) -> None:
         """Decode the pictures that are left, side by side; the thread that ends last goes on with the question."""
@@ -148,7 +148,7 @@ class Frames:
         try:
             job()
         except EmbodiedError as error:
-            asker.asks(error)
+            asker.on_question(error)
         except Exception as error:
             log.exception("a request could not be asked")
-            asker.asks(unforeseen(error))
+            asker.on_question(unforeseen(error))

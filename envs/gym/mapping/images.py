@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from embodied.errors import ConfigError, did_you_mean
 
 from ..facts import GymFacts
-from ..pictures import BYTES, LAYOUTS, RGB, Form, form_of, told_form
+from ..pictures import BYTES, LAYOUTS, RGB, Form, declared_form, form_of
 from ..settings import KEY
 from ..sources import RENDER, TEXT, Source
-from .wanted import Wanted, check_list, in_each, known, range_of
+from .wanted import MappingSettings, check_list, in_each, known, range_of
 
 
-def images_of(settings: Wanted, facts: GymFacts) -> tuple[tuple[Source, Form], ...]:
+def images_of(settings: MappingSettings, facts: GymFacts) -> tuple[tuple[Source, Form], ...]:
     """Determines the pictures that are read from an env's values, with their forms. Raises :class:`ConfigError` for
     what is none, or has several meanings."""
     key = f"{KEY}.images"
@@ -47,7 +47,9 @@ def _told(source: Source, facts: GymFacts, layout: str | None, numbers: tuple[fl
             )
         return Form(RGB, 2, BYTES)
     shape, dtype = known(in_each(source, key, facts), key, facts)
-    form = "no picture" if dtype == TEXT else told_form(shape, dtype, facts.bounds.get(source.name), layout, numbers)
+    form = (
+        "no picture" if dtype == TEXT else declared_form(shape, dtype, facts.bounds.get(source.name), layout, numbers)
+    )
     clear = form_at(source.name, facts) if source.name in facts.entries else None
     for found in (form, clear):  # what is said is about those that are not clear
         if isinstance(found, Form):
@@ -59,7 +61,7 @@ def _told(source: Source, facts: GymFacts, layout: str | None, numbers: tuple[fl
     )
 
 
-def _check_clear(wanted: Wanted, facts: GymFacts, named: Sequence[str]) -> None:
+def _check_clear(wanted: MappingSettings, facts: GymFacts, named: Sequence[str]) -> None:
     """Refuses to make numbers of the state of what may be a picture, unless the user has said what it is."""
     if wanted.state is not None:
         return
@@ -98,12 +100,12 @@ def _pictures(facts: GymFacts) -> str:
 
 
 def _shape_of(source: Source, facts: GymFacts) -> tuple[int, ...]:
-    shape = facts.frame if source.name == RENDER else facts.said[source.name][0]
+    shape = facts.frame if source.name == RENDER else facts.all_entries[source.name][0]
     assert shape is not None
     return shape
 
 
-def size_of(settings: Wanted, facts: GymFacts, images: Sequence[tuple[Source, Form]]) -> tuple[int, int]:
+def size_of(settings: MappingSettings, facts: GymFacts, images: Sequence[tuple[Source, Form]]) -> tuple[int, int]:
     """Determines H and W of all pictures. Raises :class:`ConfigError` if they differ and none is asked for."""
     shapes = [form.size(_shape_of(source, facts)) for source, form in images]
     if settings.image_size is not None:

@@ -19,7 +19,7 @@ from ..sources import RENDER, Rule, Source, entries, listed
 
 
 @dataclass(frozen=True)
-class Mapped:
+class ResolvedMapping:
     """The resolved mapping from an env's values to observation, success and progress."""
 
     images: tuple[tuple[Source, Form], ...]

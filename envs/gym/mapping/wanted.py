@@ -15,7 +15,7 @@ from ..sources import RENDER, Source, listed
 
 
 @dataclass(frozen=True)
-class Wanted:
+class MappingSettings:
     """The configured mapping from an env's values to observation and success; None = inferred (:func:`mapping_of`)."""
 
     images: Sequence[str] | None = None
@@ -34,12 +34,12 @@ class Wanted:
 def known(source: Source, key: str, facts: GymFacts) -> tuple[tuple[int, ...], str]:
     """Returns shape and dtype of a source's entry. Raises :class:`ConfigError`, naming ``key``, if the env does not
     have it."""
-    if source.name not in facts.said:
+    if source.name not in facts.all_entries:
         raise ConfigError(
-            f"{key} names {source.name}, which the env does not have.{did_you_mean(source.name, facts.said)}",
-            f"there are: {listed(facts.said)}",
+            f"{key} names {source.name}, which the env does not have.{did_you_mean(source.name, facts.all_entries)}",
+            f"there are: {listed(facts.all_entries)}",
         )
-    return facts.said[source.name]
+    return facts.all_entries[source.name]
 
 
 def in_each(source: Source, key: str, facts: GymFacts) -> Source:

@@ -28,7 +28,7 @@ def numbers(text: str) -> list[str]:
     return [re.sub(r"[$,\\]", "", written) for written in _WRITTEN.findall(plain)]
 
 
-def told(text: str) -> str | None:
+def final_number(text: str) -> str | None:
     """Finds the final number of a response: after the last ``####`` the value of the line, else the first number in it.
     Without the mark the last number; None if there is none.
 
@@ -57,10 +57,10 @@ class Gsm8k:
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         """Raises :class:`VerifierFailed` if the answer in the data holds no number."""
-        answer = told(text_of(problem))
+        answer = final_number(text_of(problem))
         if answer is None:
             raise VerifierFailed(f"the answer {text_of(problem)[:60]!r} holds no number")
-        found = None if self._strict and MARK not in response else told(response)
+        found = None if self._strict and MARK not in response else final_number(response)
         said = "" if found is None else canonical(found)
         right = bool(said) and said == canonical(answer)
         return Verdict(float(right), right, said)

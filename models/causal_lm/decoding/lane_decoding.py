@@ -271,7 +271,7 @@ class LaneDecoding:
         fields = {
             "tokens": tokens.int(),
             "length": torch.tensor(lengths, dtype=torch.int32, device=tokens.device),
-            "actions": self._there(written(said, len(rows), self._parts.now.max_bytes)),
+            "actions": self._there(answer_bytes(said, len(rows), self._parts.now.max_bytes)),
             "logprobs": self._logprobs[where],
         }
         if self._values is not None:
@@ -304,7 +304,7 @@ class LaneDecoding:
         return torch.as_tensor(values, device=self._lane.device)
 
 
-def written(texts: Iterable[str], count: int, max_bytes: int) -> np.ndarray:
+def answer_bytes(texts: Iterable[str], count: int, max_bytes: int) -> np.ndarray:
     """Encodes texts as the bytes of an action, uint8 [count, 1, L]; the end of one that is too long is left out."""
     rows = np.zeros((count, 1, max_bytes), np.uint8)
     for row, text in zip(rows, texts, strict=True):

@@ -85,7 +85,7 @@ class _Collect(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class Asked:
+class NeededStates:
     """Hidden states of a pass whose logits or values are needed, and which of them this process computes."""
 
     number: Tensor  # int64 [R], of what is asked, in its order
@@ -111,17 +111,17 @@ class Packed:
     begins: np.ndarray  # int64 [U], index of the first token of that prompt
 
     @property
-    def answers(self) -> Asked:
+    def answers(self) -> NeededStates:
         """The hidden states that predict the response tokens."""
         return self._asked(self.before)
 
     @property
-    def prompts(self) -> Asked:
+    def prompts(self) -> NeededStates:
         """The last hidden state of each text's prompt."""
         return self._asked(self.last)
 
-    def _asked(self, rows: np.ndarray) -> Asked:
-        return Asked(torch.arange(len(rows), device=self.ids.device), there(rows, self.ids))
+    def _asked(self, rows: np.ndarray) -> NeededStates:
+        return NeededStates(torch.arange(len(rows), device=self.ids.device), to_device(rows, self.ids))
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, heads: Heads) -> Tensor:
         """See :class:`.attention.Attend`."""
@@ -165,20 +165,20 @@ def pack(
     sharing = (np.arange(len(first))[:, None] == prompt_of).astype(np.float32) if len(first) < len(sizes) else None
     squares = Squares(
         len(sizes), span,
-        fill=there(np.where(inside < inputs[:, None], fill, 0).ravel(), tokens),
-        home=there(np.concatenate([texts_of * span + places, told * span + sizes[told] + steps]), tokens),
+        fill=to_device(np.where(inside < inputs[:, None], fill, 0).ravel(), tokens),
+        home=to_device(np.concatenate([texts_of * span + places, told * span + sizes[told] + steps]), tokens),
         prompts=total, longest=longest,
-        slots=there(np.repeat(np.arange(len(first)), sizes[first]) * longest + places, tokens),
-        sharing=None if sharing is None else there(sharing, tokens),
+        slots=to_device(np.repeat(np.arange(len(first)), sizes[first]) * longest + places, tokens),
+        sharing=None if sharing is None else to_device(sharing, tokens),
     )  # fmt: skip
     return Packed(
-        ids=there(np.concatenate([prompts[texts_of, places], made[told, steps]]), tokens),
-        positions=there(np.concatenate([places, sizes[told] + steps]), tokens),
+        ids=to_device(np.concatenate([prompts[texts_of, places], made[told, steps]]), tokens),
+        positions=to_device(np.concatenate([places, sizes[told] + steps]), tokens),
         squares=squares,
         last=last,
         before=np.where(count == 0, last[text], begins[text] + count - 1),
-        text=there(text, tokens),
-        made=there(count, tokens),
+        text=to_device(text, tokens),
+        made=to_device(count, tokens),
         first=first,
         begins=starts,
     )
@@ -236,6 +236,6 @@ def _ragged(sizes: np.ndarray) -> np.ndarray:
     return np.arange(int(sizes.sum())) - np.repeat(_starts(sizes), sizes)
 
 
-def there(values: np.ndarray, like: Tensor) -> Tensor:
+def to_device(values: np.ndarray, like: Tensor) -> Tensor:
     """Copies a numpy array to the device of a tensor."""
     return torch.from_numpy(values).to(like.device)

@@ -88,7 +88,7 @@ def kind_of(folder: Path) -> str:
     return str(read_json(file).get("model_type", "")) if file.is_file() else ""
 
 
-def said_size(folder: Path) -> int | None:
+def configured_size(folder: Path) -> int | None:
     """Reads the picture size (pixels of each side) in config.json; None if it has none, or if the network reads no
     pictures."""
     if kind_of(folder) not in KINDS:

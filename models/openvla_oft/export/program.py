@@ -80,7 +80,7 @@ def export_program(
     size = sum((folder / name).stat().st_size for name in files)
     notes = [_said(kind, found, count, real), f"size: weights {_mb(plain_bytes)} in fp32, files {_mb(size)}"]
     if loss is not None:
-        notes.append(loss.said(quantize, parts.settings.precision, count, real))
+        notes.append(loss.summary(quantize, parts.settings.precision, count, real))
     if kind == "aoti":
         notes.append("it is machine code: whoever loads it runs it (actor.model.trust=true)")
     rounding = quantize or ("none" if parts.settings.precision == "fp32" else "16 bits")
@@ -200,7 +200,7 @@ class Loss:
     other_tokens: int
     tokens: int
 
-    def said(self, quantize: str | None, precision: str, count: int, real: bool) -> str:
+    def summary(self, quantize: str | None, precision: str, count: int, real: bool) -> str:
         """Formats the changes in a sentence."""
         what = f"{quantize} weights" if quantize else f"fp32 instead of {precision}"
         return (

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...shared.constants import constant, kept
+from ...shared.constants import cached, constant
 from ...shared.precision import without_autocast
 
 CROP_AREA = 0.9  # the centre crop of OFT's evaluation keeps this share of the area
@@ -61,7 +61,7 @@ def resize_by_products(images: Tensor, size: int) -> Tensor:
     return (rows @ across.double()).float().clamp(0.0, 255.0)
 
 
-@kept
+@cached
 def bicubic_weights(length: int, size: int, device: torch.device) -> Tensor:
     """Computes the weights of ``length`` old pixels in each of ``size`` new ones, as :func:`resize` has them: float64
     [size, length]."""
@@ -79,7 +79,7 @@ def resize_lanczos3(images: Tensor, size: int) -> Tensor:
     return (rows @ images @ columns.T).clamp(0.0, 255.0)
 
 
-@kept
+@cached
 def lanczos3_weights(length: int, size: int, device: torch.device) -> Tensor:
     """Computes the weights of ``length`` old pixels in each of ``size`` new ones: float32 [size, length],
     rows sum to 1."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from embodied.errors import CheckpointError
 from embodied.lib.files import read_json
-from embodied.weights.formats import check_formats, check_said
+from embodied.weights.formats import check_declared, check_formats
 from embodied.weights.header import Entry
 from embodied.weights.listing import read_headers
 from embodied.weights.naming import check_merged, plain_names
@@ -70,7 +70,7 @@ class Stored:
 def check_config(folder: Path) -> None:
     """Raises CheckpointError if config.json says that the weights are quantised."""
     file = folder / "config.json"
-    check_said(read_json(file) if file.is_file() else {}, file)
+    check_declared(read_json(file) if file.is_file() else {}, file)
 
 
 def check_no_adapter(folder: Path, key: str) -> None:

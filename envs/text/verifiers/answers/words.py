@@ -41,7 +41,7 @@ _SHORT_WORDS = frozenset((
 ))  # fmt: skip
 
 
-def shown(tokens: Sequence[Token]) -> str:
+def one_line(tokens: Sequence[Token]) -> str:
     """Joins tokens to one line of text; case counts only where it tells letters apart."""
     line = ""
     for token in tokens:
@@ -60,7 +60,7 @@ def _cased(token: Token) -> str:
 
 def of_fixed_form(tokens: Sequence[Token]) -> Answer | None:
     """Parses a letter, time, date, number in words, or that there is no solution; None if it is none of these."""
-    line = shown(tokens)
+    line = one_line(tokens)
     if len(line) > 200:
         return None
     if _NONE.fullmatch(line):
@@ -74,7 +74,7 @@ def of_fixed_form(tokens: Sequence[Token]) -> Answer | None:
 
 def as_text(tokens: Sequence[Token]) -> Answer:
     """Makes an answer that is compared as it is written."""
-    return Answer("text", shown(tokens))
+    return Answer("text", one_line(tokens))
 
 
 def _letter(line: str) -> Answer | None:
