@@ -37,7 +37,8 @@ class Asks(Protocol):
     """Interface of what answers observations: a :class:`embodied.client.Client`, or something around one."""
 
     @property
-    def horizon(self) -> int | None: ...
+    def horizon(self) -> int | None:
+        """K, the actions of an answer; None if it is not known."""
 
     def infer_async(self, observation: Observation, *, delay_steps: int | None = None) -> Pending: ...
 

@@ -36,7 +36,8 @@ UNKNOWN = Training(None, None)
 
 
 def of_checkpoint(checkpoint: Path, later: Sequence[Path] = ()) -> list[Training]:
-    """Returns all trainings behind a checkpoint, that of its own run last.
+    """Returns all trainings behind a checkpoint's weights, that of its own run last; runs in ``later`` went on from it
+    and are not followed again.
 
     Args:
         later: runs that went on from it.

@@ -57,7 +57,7 @@ class Acting:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any], version: int) -> None:
-        """The inverse of :meth:`state_dict`; other entries are left alone.
+        """Loads what :meth:`state_dict` returned; other entries are left alone.
 
         Args:
             version: of the present weights, which act if ``state`` has no others.

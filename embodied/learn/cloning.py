@@ -143,7 +143,7 @@ class Cloner(Stepping):
         return {**self.engine.state_dict(), "totals": asdict(self._totals)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`."""
+        """Loads what :meth:`state_dict` returned."""
         self.engine.load_state_dict(state)
         self._totals = Totals(**state.get("totals", {}))  # checkpoints of earlier versions have none
 

@@ -179,7 +179,7 @@ class Trainer(Stepping):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`."""
+        """Loads what :meth:`state_dict` returned."""
         self.engine.load_state_dict(state)
         self.acting.load_state_dict(state, self.weight_version)
         self._kl_coefficient.value = float(state["kl_beta"])

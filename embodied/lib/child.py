@@ -106,7 +106,7 @@ class Child(subprocess.Popen[bytes]):
     ) -> None:  # fmt: skip
         self._session, self._killed = session, False
         self._printed, self._reader = bytearray(), None
-        self._file = tempfile.TemporaryFile() if kept and death is None else None  # noqa: SIM115 (see lines and end)
+        self._file = tempfile.TemporaryFile() if kept and death is None else None
         streams: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         if kept:
             streams |= {"stderr": subprocess.STDOUT, kept: self._file or subprocess.PIPE}
@@ -231,7 +231,7 @@ def _by_lasting_thread(start: Callable[[], None]) -> None:
     def call() -> None:
         try:
             start()
-        except BaseException as error:  # noqa: BLE001 (raised by who has called)
+        except BaseException as error:
             failed.append(error)
         started.set()
 

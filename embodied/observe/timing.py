@@ -10,9 +10,11 @@ from typing import Any, Protocol
 class Marks(Protocol):
     """What shows sections to a profiler, such as ``torch.cuda.nvtx``. Ranges end in the order in which they lie."""
 
-    def range_push(self, msg: str) -> Any: ...
+    def range_push(self, msg: str) -> Any:
+        """Begins a range called ``msg``."""
 
-    def range_pop(self) -> Any: ...
+    def range_pop(self) -> Any:
+        """Ends the range that began last."""
 
 
 class Sections:

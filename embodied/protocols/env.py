@@ -69,7 +69,8 @@ class SaysHowLong(Protocol):
     shorter (``env.step_timeout_s``) is then refused, since it would take such a step for a hang."""
 
     @property
-    def longest_step_s(self) -> float: ...
+    def longest_step_s(self) -> float:
+        """Seconds that a control step takes at most."""
 
 
 @runtime_checkable

@@ -198,7 +198,7 @@ class LiberoEnv:
         return self._current.render(self._pictures.cameras[0]).copy()
 
     def move_camera(self, name: str, translation: np.ndarray, rotation: np.ndarray) -> None:
-        """See :class:`embodied.protocols.MovesCameras`."""
+        """Moves and turns a camera until the next reset (:class:`embodied.protocols.MovesCameras`)."""
         self._current.move_camera(name, translation, rotation)
 
     def _expert(self) -> Iterator[np.ndarray]:

@@ -258,25 +258,32 @@ class TaskSimulator:
     # -- what a scripted expert reads (``experts.Scene``): as the sensors saw it, like pictures and robot_state
 
     def hand(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the position [3] (m) between the fingers and the hand's axes [3, 3] as columns."""
         data, site = self._shown(), self._robot.eef_site_id
         return data.site_xpos[site].copy(), data.site_xmat[site].reshape(3, 3).copy()
 
     def base(self) -> np.ndarray:
+        """Returns the position [3] (m) of the robot's base."""
         return self._shown().xpos[self._robot_body()].copy()
 
     def goals(self) -> list[list[str]]:
+        """Lists the goal predicates, each with object and target."""
         return self._goals.all
 
     def reached(self, goal: list[str]) -> bool:
+        """Returns whether a goal predicate was true at the last control step."""
         return self._goals.reached(goal)
 
     def movable(self) -> list[str]:
+        """Lists the objects that can be taken, and what they are put into."""
         return [*self._domain.objects_dict]
 
     def place(self, name: str) -> np.ndarray:
+        """Returns the position [3] (m) of an object or a region."""
         return place_of(self._domain, self._shown(), name).copy()
 
     def boxes(self, name: str) -> Boxes:
+        """Returns the boxes of an object or a region."""
         if name in self._domain.object_sites_dict and self._domain.object_states_dict[name].parent_name is None:
             return self._marked(name)
         return self._boxes(self._geoms_of(name))
@@ -288,6 +295,7 @@ class TaskSimulator:
         return Boxes(self.place(name)[None], axes.copy(), self._model.site_size[site][None])
 
     def obstacles(self, name: str) -> Boxes:
+        """Returns the boxes of everything but this object and the robot."""
         everything = np.arange(self._model.ngeom)
         return self._boxes(np.setdiff1d(everything, np.concatenate([self._geoms_of(name), self._robot_geoms()])))
 

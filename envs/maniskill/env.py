@@ -261,7 +261,7 @@ class ManiSkillEnv:
         self._sim.set_state(state)
 
     def move_camera(self, name: str, translation: np.ndarray, rotation: np.ndarray) -> None:
-        """See :class:`embodied.protocols.MovesCameras`."""
+        """Moves and turns a camera until the next reset (:class:`embodied.protocols.MovesCameras`)."""
         self._sim.move_camera(name, translation, rotation)
 
     def _expert(self) -> Iterator[np.ndarray]:

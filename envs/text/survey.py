@@ -29,6 +29,7 @@ class Skipped:
 
     @property
     def because(self) -> str:
+        """The reason, with the first row as example."""
         return f" ({self.reason})" if self.reason else ""
 
 

@@ -42,7 +42,8 @@ class RewardModel:
 
     @property
     def network(self) -> nn.Module:
-        """See :attr:`embodied.protocols.ScoresInPasses.network`."""
+        """The sequence classifier, to be sharded over processes. See
+        :attr:`embodied.protocols.ScoresInPasses.network`."""
         return self._network
 
     def to(self, device: torch.device) -> RewardModel:
@@ -62,7 +63,7 @@ class RewardModel:
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        """See :meth:`embodied.protocols.ScoresInPasses.awake`."""
+        """Context with the network on its device. See :meth:`embodied.protocols.ScoresInPasses.awake`."""
         self._network.to(self._device)
         try:
             yield
@@ -71,8 +72,8 @@ class RewardModel:
                 self._network.to("cpu")
 
     def batches(self, prompts: Sequence[str], responses: Sequence[str]) -> list[dict[int, list[int]]]:
-        """See :meth:`embodied.protocols.ScoresInPasses.batches`. Texts of like length share a pass; where no token is
-        left to fill up rows with, each text has a pass of its own."""
+        """Divides texts into passes (:meth:`embodied.protocols.ScoresInPasses.batches`). Texts of like length share a
+        pass; where no token is left to fill up rows with, each text has a pass of its own."""
         texts = [self.tokens(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]), reverse=True)
         found = []
@@ -104,7 +105,7 @@ class RewardModel:
 
     @torch.no_grad()
     def scores(self, batch: Mapping[int, list[int]]) -> dict[int, float]:
-        """See :meth:`embodied.protocols.ScoresInPasses.scores`."""
+        """Scores the texts of one pass. See :meth:`embodied.protocols.ScoresInPasses.scores`."""
         found = self._logits([*batch.values()] or [[0]]).tolist()
         return dict(zip(batch, found, strict=False))  # an empty batch gives one row, which counts nothing
 

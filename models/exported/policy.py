@@ -119,8 +119,8 @@ class ExportedPolicy(nn.Module):
         )
 
     def pictures(self) -> Mapping[str, Any]:
-        """See :meth:`embodied.protocols.PreparesPictures.pictures`. Of a folder that does not say it, the answer names
-        the program: so it differs from that of others."""
+        """Describes how the program prepares pictures (:meth:`embodied.protocols.PreparesPictures.pictures`). Of a
+        folder that does not say it, the answer names the program: so it differs from that of others."""
         if self.facts.pictures:
             return self.facts.pictures
         return {"not recorded, program": {name: noted for name, noted in self.facts.files.items() if name != TOKENIZER}}

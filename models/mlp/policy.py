@@ -208,6 +208,7 @@ class MLPPolicy(nn.Module):
         return self.low + fraction * (self.high - self.low)
 
     def encode_actions(self, actions: Tensor) -> Mapping[str, Tensor]:
+        """Encodes actions as tokens int32 [B, K·A]."""
         if self._action.dtype == "int32":
             return {"action_tokens": actions.int()}
         fraction = ((actions - self.low) / (self.high - self.low).clamp(min=1e-6)).clamp(0, 1)
@@ -220,6 +221,7 @@ class MLPPolicy(nn.Module):
     # -- demonstrations ----------------------------------------------------------------------------------------------
 
     def use_statistics(self, name: str, values: Mapping[str, Any]) -> None:
+        """Spreads the tokens over these ranges of actions from now on."""
         self._statistics = {"name": name, **values}
         self._use(values)
 
@@ -235,6 +237,7 @@ class MLPPolicy(nn.Module):
             self._set_range(values["action"]["q01"], values["action"]["q99"])
 
     def extra_state(self) -> Mapping[str, str]:
+        """Returns the ranges that a run has settled."""
         return {} if self._statistics is None else {"statistics": json.dumps(self._statistics)}
 
     def load_extra_state(self, found: Mapping[str, str]) -> None:

@@ -101,7 +101,7 @@ class Parts:
         return gripper_to_env(action_range.unnormalize(values, eps), self.settings.policy_setup).float()
 
     def pictures(self) -> Mapping[str, Any]:
-        """See :meth:`embodied.protocols.PreparesPictures.pictures`."""
+        """Describes how pictures are prepared. See :meth:`embodied.protocols.PreparesPictures.pictures`."""
         net, settings = self.model.net, self.settings
         return {
             "image_size": [net.image_size, net.image_size], "num_images_in_input": net.num_images,

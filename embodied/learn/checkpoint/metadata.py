@@ -40,6 +40,7 @@ class Meta:
 
     @property
     def weight_version(self) -> int:
+        """Optimizer steps behind the weights."""
         return int(self.trainer["weight_version"])
 
     @property

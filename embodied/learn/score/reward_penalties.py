@@ -45,6 +45,7 @@ class RewardPenalties:
 
     @property
     def needs(self) -> frozenset[Need]:
+        """Inputs that the penalties need (:class:`Need`)."""
         return frozenset() if self._kl is None else self._kl.needs
 
     def __call__(

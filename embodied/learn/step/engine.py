@@ -162,7 +162,8 @@ class StepEngine:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`; other entries are left alone. Call it when the optimizer has its state."""
+        """Loads what :meth:`state_dict` returned; other entries are left alone. Call it when the optimizer has its
+        state."""
         self.weight_version = int(state["weight_version"])
         self.finite.load_state_dict(state)
         if self.loss_scale.enabled and "loss_scale" in state:  # supervised runs of earlier versions did not save it

@@ -49,5 +49,5 @@ class FiniteUpdates:
         return {"bad_in_a_row": self.bad_in_a_row, "last_finite": self.last}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`; other entries of ``state`` are left alone."""
+        """Loads what :meth:`state_dict` returned; other entries of ``state`` are left alone."""
         self.bad_in_a_row, self.last = int(state["bad_in_a_row"]), str(state["last_finite"])

@@ -139,7 +139,7 @@ def add_stats(parts: Sequence[PolicyStats | None]) -> PolicyStats | None:
 
 
 def on_cpu(stats: PolicyStats | None) -> PolicyStats | None:
-    """The same numbers on the host."""
+    """Copies ratio statistics to the CPU."""
     return stats and PolicyStats(stats.sums.cpu(), stats.peak.cpu())
 
 

@@ -158,7 +158,8 @@ class Term(Protocol):
     """
 
     @property
-    def needs(self) -> frozenset[Need]: ...
+    def needs(self) -> frozenset[Need]:
+        """Inputs that the term needs beside log-probs and advantages."""
 
     @property
     def metrics(self) -> Sequence[str | Metric]:

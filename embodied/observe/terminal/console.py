@@ -113,7 +113,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-class TerminalConsole:
+class TerminalConsole(Console):
     """Prints text above a live panel and bars. A bar is redrawn in place and vanishes with its phase."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -179,7 +179,7 @@ class TerminalConsole:
                 panel, bars = Panel(title, earlier), self._bars()
                 opened.enter_context(Screen(self._rich, panel, bars, look))
                 self._panel, self._display = panel, bars
-            except Exception as error:  # noqa: BLE001 (a display ends no run)
+            except Exception as error:
                 self.say(f"there is no panel: {type(error).__name__}: {error}; the run goes on")
             try:
                 yield
@@ -192,7 +192,7 @@ class TerminalConsole:
         self.say(summary_line(summary))
 
 
-class PlainConsole:
+class PlainConsole(Console):
     """Prints one line per event, and one every ``interval_s`` for the innermost phase.
 
     ``clock`` gives seconds; tests pass their own.
@@ -277,7 +277,7 @@ class _Lines:
         self._console.say(self.phase.line())
 
 
-class NullConsole:
+class NullConsole(Console):
     """Prints nothing."""
 
     def say(self, text: str) -> None:

@@ -41,7 +41,7 @@ class Video:
     frame_interval: int | None = 1  # control steps between two pictures; None = those that the policy sees
 
     def absolute(self) -> Video:
-        """The same where a simulator changes its process's folder."""
+        """Returns the same with an absolute path, for simulators that change their process's folder."""
         return replace(self, file=os.path.abspath(self.file))
 
 

@@ -106,7 +106,7 @@ class ActionKind(Protocol):
         ...
 
 
-class RobotKind:
+class RobotKind(ActionKind):
     """Kind of a robot: the policy moves it by numbers, or by one of N actions."""
 
     has_steps = True
@@ -153,7 +153,7 @@ class RobotKind:
         return env if isinstance(env, Expert) else None
 
 
-class TextKind:
+class TextKind(ActionKind):
     """Kind of an env of texts, which the policy writes."""
 
     has_steps = False

@@ -63,6 +63,7 @@ class Checked:
 
     @property
     def sides(self) -> Sides:
+        """Both envs of the run, for training and for evaluations."""
         return Sides(self.train, self.eval)
 
 

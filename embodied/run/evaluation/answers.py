@@ -264,7 +264,8 @@ class FileAnswers(StandIn):
         return {"answers": {**asdict(self.counts), "success_rate": self.over_all(results)}}
 
     def port(self, slab: Slab) -> PolicyPort:
-        """See :class:`embodied.runtime.policy.policy_port.OffersPort`."""
+        """Makes the policy port that gives the file's answers
+        (:class:`embodied.runtime.policy.policy_port.OffersPort`)."""
         return AnswersPort(slab, self._texts)
 
     def describe(self) -> Mapping[str, str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from embodied.runtime.policy.policy_port import Draw, Request
+from embodied.runtime.policy.policy_port import Draw, PolicyPort, Request
 from embodied.runtime.slab import Slab
 from embodied.types import ActionSpec, ArraySpec, Elements, EnvSpec, Noise, PolicySpec
 
@@ -35,7 +35,7 @@ class StandIn:
         return iter(())
 
 
-class ImmediatePort(ABC):
+class ImmediatePort(PolicyPort, ABC):
     """Base class of a policy port that answers everything pending at each poll
     (:class:`embodied.runtime.policy.policy_port.PolicyPort`)."""
 
@@ -60,13 +60,14 @@ class ImmediatePort(ABC):
         return answered
 
     def cancel(self, slot: int) -> None:
+        """Drops the pending request of a slot."""
         self._queue = [request for request in self._queue if request.slot != slot]
 
     @property
     def pending(self) -> int:
         return len(self._queue)
 
-    def value(self, requests: Sequence[Request]) -> None:  # noqa: B027  (there is nothing to do)
+    def value(self, requests: Sequence[Request]) -> None:
         """Writes nothing: an evaluation asks for no values."""
 
     def end(self, whole: bool = True) -> None:

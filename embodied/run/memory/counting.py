@@ -172,7 +172,7 @@ class OneOf:
     rank: int = 0
 
     def exchange(self, sent: Tensor, to: Sequence[int], of: Sequence[int]) -> Tensor:
-        """See :class:`embodied.protocols.Team`."""
+        """Returns tensors as large as those that other processes would send (:class:`embodied.protocols.Team`)."""
         return sent.clone()
 
 

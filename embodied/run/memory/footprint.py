@@ -53,6 +53,7 @@ class Pass:
 
     @property
     def temporary(self) -> int:
+        """Bytes beside the saved ones that the pass needs at its fullest."""
         return max(self.most - self.saved, 0)
 
 
@@ -96,6 +97,7 @@ class Footprint:
 
     @property
     def on_device(self) -> int:
+        """Bytes of device memory."""
         return sum(self.device.values())
 
     @property

@@ -141,8 +141,8 @@ class OneStepOff(Synchronous):
         self._stream = torch.cuda.Stream(trainer.device) if on_gpu else None  # else one queue would hold up the other
 
     def iteration(self, iteration: int, stop: StopSignal) -> dict[str, float]:
-        """See :meth:`Synchronous.iteration`. A signal that ends the rollout ends no update that will soon be done: its
-        metrics are returned then, and the next call raises."""
+        """Makes one iteration: an update, and beside it the next rollout. A signal that ends the rollout ends no update
+        that will soon be done: its metrics are returned then, and the next call raises."""
         if iteration == 0:
             self._trainer.begin_rollout(0)
         ran, self._ahead = self._ahead or self._run(iteration, stop), None
@@ -163,7 +163,7 @@ class OneStepOff(Synchronous):
         return self._metrics(ran, updated, self._ahead)
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Ends the thread in which rollouts run."""
         self._thread.shutdown()
 
     def _update_beside(self, ran: TimedRollout, iteration: int, stop: StopSignal, num_threads: int) -> Updated:

@@ -22,7 +22,7 @@ from embodied.protocols import Policy, ServedByEngine
 from embodied.random import Stream, generator_seed
 from embodied.runtime.engine.engine import Engine
 from embodied.runtime.engine.evidence import remedy
-from embodied.runtime.policy.policy_port import Draw, PolicyRows, Request
+from embodied.runtime.policy.policy_port import Draw, PolicyPort, PolicyRows, Request
 from embodied.runtime.slab import Slab
 from embodied.types import OUTSIDE, EnvSpec, Sampling
 
@@ -39,7 +39,7 @@ class FirstTexts:
     counts: np.ndarray  # bool [n, tokens], which tokens there are
 
 
-class EnginePort:
+class EnginePort(PolicyPort):
     """A policy port whose texts an inference engine generates. See
     :class:`embodied.runtime.policy.policy_port.PolicyPort`.
 

@@ -158,7 +158,7 @@ class PolicyRows:
         return got.cpu().numpy()
 
 
-class OnePass:
+class OnePass(PolicyPort):
     """A policy port that answers a batch in one call of :meth:`embodied.protocols.Policy.act`.
 
     Args:

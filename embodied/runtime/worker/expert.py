@@ -90,6 +90,7 @@ class Experts:
         self._completions, self._next_message = completions, next_message
 
     def execute(self, commands: Sequence[Command | Completion]) -> None:
+        """Executes commands one after another; a command is an attempt of the expert."""
         for command in commands:
             assert isinstance(command, Command)
             began = time.monotonic()

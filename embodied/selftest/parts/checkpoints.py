@@ -34,16 +34,16 @@ class Learner:
         return self.engine.optimizer
 
     def state_dict(self) -> dict[str, Any]:
-        """See :meth:`embodied.learn.step.engine.StepEngine.state_dict`."""
+        """Returns the optimizer-step engine's state."""
         return dict(self.engine.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`."""
+        """Loads what :meth:`state_dict` returned."""
         self.engine.load_state_dict(state)
 
 
 def checkpoints(place: Place) -> Iterator[Measured]:
-    """Yields how many tensors of loaded checkpoints are not those that were saved."""
+    """Measures how many tensors of loaded checkpoints differ from those that were saved."""
     one = built_policy(place.device, *OFT)
     learner = learner_of(one)
     asked = question(one, ROWS)

@@ -112,8 +112,8 @@ def _number(source: Source, key: str, facts: GymFacts) -> Source:
         if not source.may_miss and (near or facts.whole):
             raise ConfigError(
                 f"{key} names {source.name}, which the env does not have.{near}",
-                f"there are: {listed(facts.all_entries)}; or write {source.name}? if only some episodes have it at their "
-                "end",
+                f"there are: {listed(facts.all_entries)}; or write {source.name}? if only some episodes have it at "
+                "their end",
             )
         return source
     if source.name == RENDER or known(source, key, facts)[1] == TEXT:

@@ -29,7 +29,7 @@ class Observed:
             "qvel": lambda: robot.qvel,
             "tcp_pose": self._tcp_pose,
             "proprio": lambda: proprio(self._tcp_pose(), robot.qpos),
-            **task.observed(),
+            **task.observation_readers(),
         }
 
     def _tcp_pose(self) -> np.ndarray:

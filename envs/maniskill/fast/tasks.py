@@ -40,11 +40,11 @@ class Task(Protocol):
     def reward(self, info: Info) -> Number:
         """Computes ``compute_normalized_dense_reward``, float32."""
 
-    def observed(self) -> dict[str, Callable[[], Any]]:
+    def observation_readers(self) -> dict[str, Callable[[], Any]]:
         """Returns functions that read the fields of ``_get_obs_extra`` in visual observation modes."""
 
 
-class PickCube:
+class PickCube(Task):
     """ManiSkill's PickCube-v1."""
 
     def __init__(self, env: Any) -> None:
@@ -77,11 +77,11 @@ class PickCube:
         reward += (ONE - self._tanh(FIVE * self._qvel_norm(self._qvel))) * placed
         return reward / FIVE
 
-    def observed(self) -> dict[str, Callable[[], Any]]:
+    def observation_readers(self) -> dict[str, Callable[[], Any]]:
         return {"is_grasped": self._grasp.holds, "goal_pos": lambda: self._goal.pose.p}
 
 
-class PullCube:
+class PullCube(Task):
     """ManiSkill's PullCube-v1."""
 
     def __init__(self, env: Any) -> None:
@@ -104,11 +104,11 @@ class PullCube:
         reward += (ONE - self._tanh(FIVE * self._to_goal)) * np.float32(distance < self._reached)
         return reward / three
 
-    def observed(self) -> dict[str, Callable[[], Any]]:
+    def observation_readers(self) -> dict[str, Callable[[], Any]]:
         return {"goal_pos": lambda: self._goal.pose.p}
 
 
-class StackCube:
+class StackCube(Task):
     """ManiSkill's StackCube-v1."""
 
     def __init__(self, env: Any) -> None:
@@ -153,11 +153,11 @@ class StackCube:
         to_cube = self._norm.of_difference(self._hand.entity_pose.p, self._a_at)
         return TWO * (ONE - self._tanh(FIVE * to_cube)) / eight
 
-    def observed(self) -> dict[str, Callable[[], Any]]:
+    def observation_readers(self) -> dict[str, Callable[[], Any]]:
         return {}
 
 
-class PegInsertionSide:
+class PegInsertionSide(Task):
     """ManiSkill's PegInsertionSide-v1."""
 
     def __init__(self, env: Any) -> None:
@@ -198,7 +198,7 @@ class PegInsertionSide:
                 reward += FIVE * (ONE - self._tanh(FIVE * self._norm(self._in_hole)))
         return reward / TEN
 
-    def observed(self) -> dict[str, Callable[[], Any]]:
+    def observation_readers(self) -> dict[str, Callable[[], Any]]:
         return {}
 
 

@@ -105,7 +105,7 @@ class NetConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> NetConfig:
-        """Inverse of :meth:`to_dict`. Raises TypeError for missing or unknown names."""
+        """Makes a configuration from what :meth:`to_dict` returned. Raises TypeError for missing or unknown names."""
         towers = {name: TowerConfig(**values[name]) for name in ("featurizer", "fused_featurizer")}
         return cls(**{**values, **towers})
 

@@ -77,7 +77,7 @@ class Range:
         return cls(tuple(low), tuple(high), tuple(mask), kind)
 
     def to_statistics(self) -> dict[str, list[Any]]:
-        """Inverse of :meth:`from_statistics`."""
+        """Converts back to what :meth:`from_statistics` reads."""
         ends = dict(zip(ENTRIES[self.kind], (list(self.low), list(self.high)), strict=True))
         return {**ends, "mask": list(self.mask), **constant_dimensions(self.low, self.high, self.mask)}
 

@@ -51,7 +51,7 @@ class Case:
         return Forward(part, records, result, reference, new, old, untrained=False)
 
     def with_other_values(self) -> Case:
-        """The same records with other numbers wherever nothing counts."""
+        """Copies the records with other numbers wherever nothing counts, which no term may read."""
         layout, level = self.setup.layout, self.setup.algorithm.logprob_type
         counted, mask = layout.element_mask(self.batch.counts), layout.mask(self.batch.counts, level)
         rewarded = self.setup.rewards.mask(self.batch.counts)

@@ -52,13 +52,16 @@ class VLLM:
         self._sampling: dict[str, Any] = {}
 
     def begin(self, sampling: dict[str, Any]) -> None:
+        """Sets how the requests that follow are sampled."""
         self._sampling = sampling
 
     def add(self, number: int, prompt: list[int], seed: int) -> None:
+        """Adds a request: prompt tokens, and the seed of its sampling."""
         params = parameters(self._sampling, seed)
         self._engine.add_request(str(number), {"prompt_token_ids": prompt}, params)
 
     def abort(self, number: int) -> None:
+        """Forgets a request, which may be finished already."""
         self._engine.abort_request([str(number)])
 
     @property
@@ -70,6 +73,7 @@ class VLLM:
         return [answer(int(output.request_id), output.outputs[0]) for output in whole]
 
     def load(self, path: str) -> list[dict[str, Any]]:
+        """Replaces all weights by those of a file; returns name, dtype, shape and checksum of each."""
         found = self._engine.collective_rpc("load_file", args=(path,))
         if any(one != found[0] for one in found):
             raise RuntimeError(f"the workers of the engine read different weights: {', '.join(_differing(found))}")
@@ -77,9 +81,11 @@ class VLLM:
         return found[0]
 
     def sleep(self) -> None:
+        """Frees the device's memory, if the engine was made to; the weights are kept."""
         self._engine.sleep(level=1)
 
     def wake(self) -> None:
+        """Takes the device memory again that :meth:`sleep` has freed."""
         self._engine.wake_up()
 
 
