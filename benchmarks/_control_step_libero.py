@@ -90,12 +90,12 @@ def steps_of(env: LiberoEnv, steps: int) -> Costs:
     costs: Costs = {"step": [], "robosuite": [], "bare": []}
     for action in np.random.default_rng(0).uniform(-1, 1, (steps, 7)).astype(np.float32):
         before = env.get_state()
-        torques = torques_of(simulator, lambda: env.step(action))
+        torques = torques_of(simulator, lambda: env.step(action))  # noqa: B023
         after = simulator._physics()
         for name, control in (("step", ours), ("robosuite", original)):
             env.set_state(before)
             simulator._control = control
-            costs[name].append(cpu_ms(lambda: env.step(action)))
+            costs[name].append(cpu_ms(lambda: env.step(action)))  # noqa: B023
             assert np.array_equal(simulator._physics(), after)
         simulator._control = ours
         kept = env.get_state()
@@ -124,12 +124,12 @@ def resets_of(env: LiberoEnv, resets: int) -> Costs:
         costs["settling_bare"].append(bare_ms(simulator, placed, torques, after))
         simulator._settled.clear()
         for name in ("reset_first", "reset_again"):
-            costs[name].append(cpu_ms(lambda: env.reset(start)))
+            costs[name].append(cpu_ms(lambda: env.reset(start)))  # noqa: B023
             assert np.array_equal(simulator._physics(), after)
 
         def reset_original() -> None:
             original.reset()
-            original.set_init_state(init_state)
+            original.set_init_state(init_state)  # noqa: B023
             for _ in range(WAIT_STEPS):
                 original.step(WAIT_ACTION)
 

@@ -29,7 +29,7 @@ from rollout import CHUNK, ChunkRunner, Stepped, VectorRunner, report, timed
 def original(task: str, mode: str, size: int) -> gymnasium.Env:
     """ManiSkill's env for one process, as its documentation makes it for vectors of CPU simulations."""
     os.environ.setdefault("LP_NUM_THREADS", "0")  # as in this project's workers
-    import mani_skill.envs
+    import mani_skill.envs  # noqa: F401 (registers the tasks)
     from mani_skill.utils.wrappers import CPUGymWrapper
 
     made = gymnasium.make(

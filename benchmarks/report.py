@@ -25,7 +25,7 @@ from embodied.observe.video.video import VideoWriter
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "tests" / "helpers"))
-from reported_runs import write_run
+from reported_runs import write_run  # noqa: E402
 
 BARS = {"wall_s": ("<=", 10.0), "mb": ("<=", 30.0)}
 FRAMES, EDGE = 200, 256

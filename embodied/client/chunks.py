@@ -44,7 +44,7 @@ class Asks(Protocol):
 
 
 class ChunkQueue:
-    """Gives each control step its action.
+    """Hands out one action for each control step, from chunks that it asks a policy server for.
 
     Args:
         execute: s, control steps from one observation that is sent to the next.

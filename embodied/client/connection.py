@@ -72,7 +72,7 @@ class Connection:
         self._socket.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     def send(self, data: bytes) -> None:
-        """Raises :class:`Lost` or :class:`embodied.errors.ServerRefusedError`."""
+        """Sends one message. Raises :class:`Lost` or :class:`embodied.errors.ServerRefusedError`."""
         try:
             self._socket.send(data)
         except (OSError, _websockets().exceptions.WebSocketException) as error:

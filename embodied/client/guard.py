@@ -52,7 +52,8 @@ class Guard:
 
     @classmethod
     def from_yaml(cls, path: Path | str, log: Path | None = None) -> Guard:
-        """Raises :class:`embodied.errors.ConfigError`: the file cannot be read, or asks for what cannot be."""
+        """Makes a guard from a YAML file. Raises :class:`embodied.errors.ConfigError`: the file cannot be read, or asks
+        for what cannot be."""
         return cls(read_file(Path(path)), log)
 
     @classmethod

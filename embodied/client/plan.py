@@ -110,7 +110,7 @@ class Plan:
         return self._rule.ahead and self._now - self._asked_at >= self._rule.execute
 
     def asked(self) -> None:
-        """Notes that an observation of the present moment is sent to the server."""
+        """Notes that the observation of this moment is sent to the server, so that the delay of its answer is known."""
         self._asked_at = self._now
 
     def answered(self, chunk: np.ndarray) -> int:

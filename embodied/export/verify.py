@@ -137,7 +137,7 @@ def _cells(one: Mapping[str, Any], who: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class RequestedEvaluation:
+class VerifyRequest:
     """The evaluation that ``export --verify`` was asked to make."""
 
     env: str  # overrides that name it
@@ -148,7 +148,7 @@ class RequestedEvaluation:
 
 
 @contextmanager
-def requested_evaluation(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> Iterator[RequestedEvaluation]:
+def verify_request(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> Iterator[VerifyRequest]:
     """Composes and checks the evaluation of ``export --verify``, before anything else runs. It sets how this process
     computes, too, which must come before torch computes.
 
@@ -164,9 +164,7 @@ def requested_evaluation(overrides: Sequence[str], config_dirs: Sequence[str] = 
         yield _asked(named, overrides, config_dirs, logs)
 
 
-def verify(
-    checkpoint: Path, folder: Path, requested: RequestedEvaluation, console: Console, device: str = "cpu"
-) -> Verdict:
+def verify(checkpoint: Path, folder: Path, requested: VerifyRequest, console: Console, device: str = "cpu") -> Verdict:
     """Evaluates a checkpoint and its export on the same starts, and compares success and greedy actions.
 
     Raises:
@@ -205,7 +203,7 @@ def _conditions(
     )  # fmt: skip
 
 
-def _asked(named: str, overrides: Sequence[str], config_dirs: Sequence[str], logs: str) -> RequestedEvaluation:
+def _asked(named: str, overrides: Sequence[str], config_dirs: Sequence[str], logs: str) -> VerifyRequest:
     """Composes and checks the evaluation.
 
     Args:
@@ -237,7 +235,7 @@ def _asked(named: str, overrides: Sequence[str], config_dirs: Sequence[str], log
     if checked.config.runner.deterministic:
         reproducible_arithmetic()
     torch.set_num_threads(checked.config.runner.num_threads)
-    return RequestedEvaluation(named, checked.composed, checked.sides, episodes, Path(logs))
+    return VerifyRequest(named, checked.composed, checked.sides, episodes, Path(logs))
 
 
 @dataclass(frozen=True)

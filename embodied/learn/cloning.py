@@ -152,8 +152,8 @@ class Cloner(Stepping):
         self.policy.bind(self._spec)
 
     def iterate(self, iteration: int, watch: Watch = unwatched) -> None:
-        """Takes the optimizer steps of an iteration that are not done yet. ``watch`` may end it between two passes;
-        a step that is not whole is then dropped, and the cloner is what it was after the step before.
+        """Makes the optimizer steps of an iteration that are not done yet. ``watch`` may end it between two passes; a
+        step that is not whole is then dropped, and the cloner is what it was after the step before.
 
         Raises:
             NumericalError: too many updates in a row were not finite.

@@ -100,7 +100,7 @@ class Trainer(Stepping):
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
-        """Gives learner and acting policy the weights that are evaluated (:meth:`StepEngine.evaluated`) within it."""
+        """Context in which learner and acting policy have the evaluated weights (:meth:`StepEngine.evaluated`)."""
         with super().evaluated(), self.acting.evaluated():
             yield
 

@@ -49,7 +49,7 @@ os._exit(127)
 
 
 def how_it_ended(code: int, verb: str = "killed") -> str:
-    """Says what a return code of :mod:`subprocess` means; a negative one is a signal.
+    """Explains a return code of :mod:`subprocess` in words; a negative one is a signal.
 
     >>> how_it_ended(-9), how_it_ended(1)
     ('was killed by SIGKILL', 'ended with status 1')
@@ -106,7 +106,7 @@ class Child(subprocess.Popen[bytes]):
     ) -> None:  # fmt: skip
         self._session, self._killed = session, False
         self._printed, self._reader = bytearray(), None
-        self._file = tempfile.TemporaryFile() if kept and death is None else None
+        self._file = tempfile.TemporaryFile() if kept and death is None else None  # noqa: SIM115 (see lines and end)
         streams: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         if kept:
             streams |= {"stderr": subprocess.STDOUT, kept: self._file or subprocess.PIPE}
@@ -231,7 +231,7 @@ def _by_lasting_thread(start: Callable[[], None]) -> None:
     def call() -> None:
         try:
             start()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 (raised by who has called)
             failed.append(error)
         started.set()
 

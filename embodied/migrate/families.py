@@ -37,7 +37,7 @@ class Family:
 
     @property
     def harmless(self) -> bool:
-        """Whether its keys cannot change a number."""
+        """Whether these keys cannot change a number of a run."""
         return self.says == "harmless"
 
     @property

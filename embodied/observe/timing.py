@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 
 class Marks(Protocol):
-    """What shows sections to a profiler, such as ``torch.cuda.nvtx``. Ranges end in the order in which they lie."""
+    """Interface that marks ranges of time for a profiler, such as ``torch.cuda.nvtx``. Ranges end in the order in which
+    they lie."""
 
     def range_push(self, msg: str) -> Any:
         """Begins a range called ``msg``."""

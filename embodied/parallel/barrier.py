@@ -16,7 +16,7 @@ class Interruptible(Protocol):
     """A stop signal that may end a block early (:class:`embodied.runtime.signals.StopSignal`)."""
 
     def cut_short(self) -> AbstractContextManager[None]:
-        """Lets a signal end the block at once with :class:`Stopped`."""
+        """Context that a stop signal ends at once with :class:`Stopped`."""
         ...
 
 

@@ -69,7 +69,7 @@ class Group:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Group:
-        """All processes of a run, as torchrun describes them; a group of one where it says nothing.
+        """Makes the group of all processes of a run, as torchrun describes them; a group of one where it says nothing.
 
         Raises:
             ConfigError: the description is incomplete, or a number in it is none or out of range.

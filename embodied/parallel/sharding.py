@@ -76,7 +76,7 @@ class Replicas:
         """Drops gathered parameters. Call it after the weights change."""
 
     def last_pass(self, last: bool) -> None:
-        """Says before each backward pass whether it is the last of the optimizer batch, after which gradients are
+        """Announces a backward pass, and whether it is the last of the optimizer batch, after which gradients are
         reduced."""
 
     def sum_gradients(self) -> None:

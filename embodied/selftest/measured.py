@@ -38,7 +38,8 @@ def at_least(name: str, value: float, least: float, unit: str = "") -> Measured:
 
 
 def none_of(name: str, wrong: int, of: int) -> Measured:
-    """Makes a measurement that holds if none of ``of`` things is wrong. Of no things at all, it does not hold."""
+    """Says how many of ``of`` things are wrong; the measurement holds if none is. Of no things at all, it
+    does not hold."""
     return Measured(name, wrong, f"of {of:,}", "0", wrong == 0 and of > 0)
 
 

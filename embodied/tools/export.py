@@ -36,7 +36,7 @@ from embodied.tools.library.card import card, evaluations_of, run_of, verificati
 from embodied.types import EnvSpec
 
 if TYPE_CHECKING:
-    from embodied.export.verify import RequestedEvaluation, Verdict
+    from embodied.export.verify import VerifyRequest, Verdict
     from embodied.learn.checkpoint.exported import ExportFile
     from embodied.learn.checkpoint.metadata import Meta
 
@@ -116,11 +116,11 @@ def _carry_out(given: argparse.Namespace, console: Console) -> int:
         raise unknown_name("quantisation", given.quantize, QUANTIZATIONS, "--quantize")
     size = None if given.shard_size is None else _bytes(given.shard_size)
     options = {"max_shard_size": size, "quantize": given.quantize}
-    evaluation: AbstractContextManager[RequestedEvaluation | None] = nullcontext()
+    evaluation: AbstractContextManager[VerifyRequest | None] = nullcontext()
     if given.verify:
-        from embodied.export.verify import requested_evaluation
+        from embodied.export.verify import verify_request
 
-        evaluation = requested_evaluation(given.verify, given.config_dir)
+        evaluation = verify_request(given.verify, given.config_dir)
     with evaluation as wanted:
         lines = run(
             checkpoint, given.format, out, given.dtype, given.device, given.observations, options, console,
@@ -130,7 +130,7 @@ def _carry_out(given: argparse.Namespace, console: Console) -> int:
         return 0 if wanted is None else _verified(checkpoint, out, wanted, console, given.device)
 
 
-def _verified(checkpoint: Path, out: Path, wanted: RequestedEvaluation, console: Console, device: str) -> int:
+def _verified(checkpoint: Path, out: Path, wanted: VerifyRequest, console: Console, device: str) -> int:
     """Evaluates what was written; returns the exit status."""
     from embodied.export.verify import verify
 

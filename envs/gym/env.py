@@ -28,7 +28,7 @@ _DEFAULT_STEPS, _DEFAULT_HZ = 200, 20.0
 
 
 class GymEnv:
-    """One slot of a Gymnasium env, with the wrappers that are asked for.
+    """One slot of any Gymnasium env, with its wrappers.
 
     The env is made once in a process of its own, which says what it has; the mapping below is checked against that.
     Values are named by sources (:mod:`.sources`): ``obs``, ``obs.KEY``, ``obs[0:4]``, ``info.KEY``, ``reward``,

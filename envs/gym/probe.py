@@ -186,7 +186,7 @@ def _tried(simulator: Simulator, task: Task) -> dict[str, Any]:
     if simulator.env.render_mode in ("rgb_array", "rgb_array_list"):
         try:
             frame, no_frame = simulator.render().shape, ""
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (drivers and libraries raise anything)
             no_frame = " ".join(f"{type(error).__name__}: {error}".split())
     fps = float(simulator.env.metadata.get("render_fps") or 0)
     _play(simulator, 1)
@@ -215,7 +215,7 @@ def _makes_pictures(making: Making, doing: Doing) -> bool:
         env = make(making.tasks[0], making, render=True)
         doing("close()")
         closed(env.close, CLOSE_S)
-    except Exception:
+    except Exception:  # noqa: BLE001 (without pictures it is made again, and raises if that was not it)
         return False
     return True
 

@@ -75,7 +75,7 @@ def _draws(making: Making) -> bool:
     """Whether the vector env can be made with pictures; envs say so in many ways, so it is tried."""
     try:
         make_vector(making, True, 1).close()
-    except Exception:
+    except Exception:  # noqa: BLE001 (without pictures it is made again, and raises if that was not it)
         return False
     return True
 
@@ -85,7 +85,7 @@ def _frame(copies: Copies) -> tuple[tuple[int, ...] | None, str]:
         return None, "it has no render_mode rgb_array"
     try:
         return copies.pictures()[0].shape, ""
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (drivers and libraries raise anything)
         return None, " ".join(f"{type(error).__name__}: {error}".split())
 
 

@@ -56,7 +56,7 @@ _COARSEST = 0.05  # m
 
 
 class LiberoEnv:
-    """One LIBERO slot.
+    """One env slot of LIBERO, simulated by robosuite and MuJoCo.
 
     Observation: ``images`` uint8 [C, H, W, 3], ``images[i]`` from ``camera_names[i]``, GL's picture turned by 180° as
     demonstrations and checkpoints have it: upright, mirrored left to right; ``state`` float32 [8]: gripper position

@@ -194,7 +194,7 @@ def _read_torch_zip(file: Path) -> Any:
 class _ArrayUnpickler(pickle.Unpickler):
     """Knows the four callables that a pickled numpy array names, and refuses every other."""
 
-    _KNOWN = {
+    _KNOWN = {  # noqa: RUF012
         ("numpy.core.multiarray", "_reconstruct"): np.zeros(0).__reduce__()[0],
         ("numpy._core.multiarray", "_reconstruct"): np.zeros(0).__reduce__()[0],
         ("numpy", "ndarray"): np.ndarray,

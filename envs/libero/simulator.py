@@ -39,8 +39,7 @@ _PLACEMENT_SEED = 0
 
 
 class SensorClock:
-    """Predicts the physics sub-steps at which robosuite reads its sensors, by the arithmetic of its
-    ``Observable.update``.
+    """Predicts the physics sub-steps at which robosuite reads its sensors, by the sums of its ``Observable.update``.
 
     An observation shows the sub-step at which the timer sampled, not the end of the control step. Rounding of floats
     decides which sub-step that is, so the same additions are made here.
@@ -263,15 +262,12 @@ class TaskSimulator:
         return data.site_xpos[site].copy(), data.site_xmat[site].reshape(3, 3).copy()
 
     def base(self) -> np.ndarray:
-        """Returns the position [3] (m) of the robot's base."""
         return self._shown().xpos[self._robot_body()].copy()
 
     def goals(self) -> list[list[str]]:
-        """Lists the goal predicates, each with object and target."""
         return self._goals.all
 
     def reached(self, goal: list[str]) -> bool:
-        """Returns whether a goal predicate was true at the last control step."""
         return self._goals.reached(goal)
 
     def movable(self) -> list[str]:
@@ -283,7 +279,6 @@ class TaskSimulator:
         return place_of(self._domain, self._shown(), name).copy()
 
     def boxes(self, name: str) -> Boxes:
-        """Returns the boxes of an object or a region."""
         if name in self._domain.object_sites_dict and self._domain.object_states_dict[name].parent_name is None:
             return self._marked(name)
         return self._boxes(self._geoms_of(name))

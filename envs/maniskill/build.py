@@ -25,7 +25,7 @@ def make_env(
         UnknownNameError, ConfigError: the robot, its control mode, or an argument of the task.
     """
     import gymnasium
-    import mani_skill.envs
+    import mani_skill.envs  # noqa: F401 (registers the tasks)
     import torch
     from mani_skill.agents import REGISTERED_AGENTS
     from mani_skill.utils.registration import REGISTERED_ENVS

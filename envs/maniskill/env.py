@@ -43,7 +43,7 @@ SEED_STREAM = 2**30
 
 
 class ManiSkillEnv:
-    """One ManiSkill slot.
+    """One env slot of ManiSkill 3, simulated by SAPIEN.
 
     Observation: ``images`` uint8 [C, H, W, 3], upright, ``images[i]`` from ``camera_names[i]``; ``state`` float32 [S]:
     the fields named by ``state``, in that order. ``proprio`` [8] is LIBERO's state: gripper position (m, 3), axis-angle

@@ -100,7 +100,7 @@ def _work(work: Callable[[], str], finish: Callable[[], None], folder: Path) -> 
         status = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
         if isinstance(ending.code, str):
             print(ending.code, file=sys.stderr)
-    except BaseException:
+    except BaseException:  # noqa: BLE001 (the process ends here)
         import traceback
 
         traceback.print_exc()

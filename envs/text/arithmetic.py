@@ -131,8 +131,8 @@ def generator(seed: int, number: int, purpose: int, attempt: int = 0) -> np.rand
 
 
 def check_terms(key: str, value: Sequence[int], low: int, high: int) -> None:
-    """Raises :class:`ConfigError` for what is no pair of whole numbers from ``low`` to ``high``, the smaller one
-    first."""
+    """Raises :class:`ConfigError`, naming ``key``, unless ``value`` is a pair of whole numbers from ``low`` to
+    ``high``, the smaller one first."""
     fits = len(value) == 2 and all(isinstance(number, int) and low <= number <= high for number in value)
     if not fits or value[0] > value[1]:
         raise ConfigError(
@@ -142,5 +142,5 @@ def check_terms(key: str, value: Sequence[int], low: int, high: int) -> None:
 
 
 def check_seed(seed: int) -> None:
-    """Raises :class:`ConfigError` for what is no seed."""
+    """Raises :class:`ConfigError` unless ``seed`` is a whole number from 0."""
     check_range("env.train.data_args.seed", seed, 0, 2**32 - 1)

@@ -130,7 +130,7 @@ def _size(image_size: int | None) -> int:
 
 
 def paths_of(data: str | list[str] | None) -> list[str]:
-    """One or several data files as a list. Raises :class:`ConfigError` if there is none."""
+    """Converts ``data`` to a list of data files. Raises :class:`ConfigError` if there is none."""
     if not data:
         raise ConfigError(
             "env.train.data is not set: no problems",

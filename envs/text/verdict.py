@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem, as a verifier sees it."""
+    """A problem with its gold answer, as a verifier sees it."""
 
     prompt: str | tuple[Mapping[str, str], ...]  # one prompt, or messages
     answer: Any  # right answer of the data; None: none

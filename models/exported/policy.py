@@ -112,7 +112,7 @@ class ExportedPolicy(nn.Module):
     def evaluate(
         self, records: Mapping[str, Tensor], sampling: Sampling, distribution: bool = False
     ) -> Evaluation:  # fmt: skip
-        """Raises ConfigError: a program has no weights that could learn."""
+        """Raises ConfigError: an exported program cannot be evaluated with gradients."""
         raise ConfigError(
             f"{self.folder} is an exported program, which answers and cannot be trained",
             "train the checkpoint that it was made from: runner.ckpt_path=runs/NAME/checkpoints/NUMBER with its model",

@@ -24,7 +24,7 @@ class Computed(Protocol):
 
 
 def check_dtype(dtype: str) -> None:
-    """Raises :class:`ConfigError` for a dtype that no folder of weights has."""
+    """Raises :class:`ConfigError` unless ``dtype`` is one in which folders of weights are written."""
     if dtype not in EXPORT_DTYPES:
         raise unknown_name("dtype", dtype, EXPORT_DTYPES, "--dtype")
 

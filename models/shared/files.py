@@ -45,7 +45,7 @@ def read_safetensors(file: Path) -> Iterator[tuple[str, Tensor]]:
     read_header(file)
     try:
         with safe_open(file, framework="pt") as opened:
-            for name in opened.keys():
+            for name in opened.keys():  # noqa: SIM118
                 with unset_fake_temporarily() as mode:  # safetensors cannot read under it
                     tensor = opened.get_tensor(name)
                     if mode is None:

@@ -21,7 +21,7 @@ def backend_of_mujoco():
         name = check_renderer().name
         for variable in ("MUJOCO_GL", "PYOPENGL_PLATFORM"):
             patch.setenv(variable, name)
-        import mujoco
+        import mujoco  # noqa: F401
 
 
 @pytest.fixture(scope="session")

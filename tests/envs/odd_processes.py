@@ -110,7 +110,7 @@ class Odd(gymnasium.Env[Any, Any]):
 class Shown(Odd):
     """The same with pictures, which are tried with an env that is closed before there is an answer."""
 
-    metadata = {"render_modes": ["rgb_array"]}
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 (as Gymnasium has it)
 
     def __init__(self, render_mode: str | None = None, **kwargs: str) -> None:
         super().__init__(**kwargs)

@@ -16,7 +16,7 @@ from embodied.errors import ConfigError
 class Seen(gymnasium.Env):
     """A dot on a line goes to a mark. The observation is nested: a picture, numbers, a sentence, a signed number."""
 
-    metadata = {"render_modes": ["rgb_array"], "render_fps": 12}
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 12}  # noqa: RUF012 (as Gymnasium has it)
 
     def __init__(
         self, far: float = 0.2, discrete: bool = False, side: int = 12, render_mode: str | None = None
@@ -117,7 +117,7 @@ class Together(SyncVectorEnv):
         **kwargs: Any,
     ) -> None:  # fmt: skip
         self.fault, self.max_episode_steps = fault, max_episode_steps
-        one = lambda: gymnasium.wrappers.TimeLimit(Seen(**kwargs), max_episode_steps)
+        one = lambda: gymnasium.wrappers.TimeLimit(Seen(**kwargs), max_episode_steps)  # noqa: E731
         super().__init__([one] * num_envs, copy=fault != "reuses", autoreset_mode=autoreset_mode)
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:

@@ -40,7 +40,7 @@ def _apart(monkeypatch, tmp_path):
 @pytest.fixture
 def here(monkeypatch):
     """Envs are asked in this process, which takes milliseconds."""
-    asked = lambda making, remake, python: probe.describe(making, remake)
+    asked = lambda making, remake, python: probe.describe(making, remake)  # noqa: E731
     monkeypatch.setattr(env, "facts_of", asked)
     monkeypatch.setattr(env, "ask", asked)
 

@@ -22,7 +22,7 @@ H, W = 30, 40
 class Shows(gymnasium.Env[Any, Any]):
     """Its observation is of one kind. A colour is dark at the left and bright at the right."""
 
-    metadata = {"render_modes": ["rgb_array"]}
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012
 
     def __init__(
         self, shape: Any, dtype: str = "uint8", low: float = 0, high: float = 255, nested: bool = False,

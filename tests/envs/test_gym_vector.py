@@ -29,7 +29,7 @@ def _here(monkeypatch, tmp_path):
     """Envs are asked in this process, which takes milliseconds."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("MUJOCO_GL", os.environ.get("MUJOCO_GL", "egl"))
-    asked = lambda making, remake, python: probe.describe(making, remake)
+    asked = lambda making, remake, python: probe.describe(making, remake)  # noqa: E731
     monkeypatch.setattr(env, "facts_of", asked)
     monkeypatch.setattr(env, "ask", asked)
 

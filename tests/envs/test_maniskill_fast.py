@@ -22,7 +22,7 @@ MODES = ("pd_ee_delta_pose", "pd_ee_delta_pos", "pd_joint_delta_pos")
 def bare(task: str, mode: str = "pd_ee_delta_pose"):
     """ManiSkill's env without a renderer, reset; cheap to build."""
     import gymnasium
-    import mani_skill.envs
+    import mani_skill.envs  # noqa: F401 (registers the tasks)
 
     made = gymnasium.make(
         task, obs_mode="none", reward_mode="normalized_dense", control_mode=mode, sim_backend="physx_cpu",

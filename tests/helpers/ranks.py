@@ -81,5 +81,5 @@ def _rank(
     try:
         with connected(world) if connects else nullcontext():
             pipe.send_bytes(pickle.dumps(("", work(world, *arguments))))
-    except BaseException:
+    except BaseException:  # noqa: BLE001
         pipe.send_bytes(pickle.dumps((f"rank {rank}:\n{traceback.format_exc()}", None)))

@@ -28,7 +28,7 @@ def record(path, colours, side=64, fps=20.0):
 
 def decode(path):
     with imageio.get_reader(path) as reader:
-        return reader.get_meta_data(), np.stack([frame for frame in reader]).astype(int)
+        return reader.get_meta_data(), np.stack([frame for frame in reader]).astype(int)  # noqa: C416
 
 
 def test_tiles_are_marked_and_hold_their_last_picture(tmp_path):

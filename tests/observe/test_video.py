@@ -18,7 +18,7 @@ GREY = np.full((64, 48, 3), 128, np.uint8)
 
 def decode(path):
     with imageio.get_reader(path) as reader:
-        return reader.get_meta_data(), [frame for frame in reader]
+        return reader.get_meta_data(), [frame for frame in reader]  # noqa: C416 (its length is infinite)
 
 
 def files(folder):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from test_run import lasting, lines, rows, run, wait_for
-from test_run_ranks import (
+from test_run_ranks import (  # noqa: F401 (a fixture)
     USUAL,
     WAIT_S,
     checkpoints,

@@ -13,7 +13,7 @@ import pytest
 import torch
 from slow_policies import Slow
 from test_run import FAST, HERE, checkpoint_bytes, lasting, rows
-from test_stop import RL, late_signals_do_no_harm, outcome, send_at
+from test_stop import RL, late_signals_do_no_harm, outcome, send_at  # noqa: F401 (a fixture)
 
 from embodied import train
 from embodied.errors import ConfigError

@@ -55,7 +55,7 @@ def test_a_tensor_that_is_read_otherwise_than_it_was_sent_is_named_and_kept(poli
 
 def test_of_many_tensors_three_are_named_and_where_all_can_be(policy, tmp_path, monkeypatch):
     write = WeightsFile.write
-    wrong = lambda file, weights: [{**one, "checksum": 1} for one in write(file, weights)]
+    wrong = lambda file, weights: [{**one, "checksum": 1} for one in write(file, weights)]  # noqa: E731
     monkeypatch.setattr(WeightsFile, "write", wrong)
     error = refused(policy, tmp_path)
     assert "layer.1" in error.message

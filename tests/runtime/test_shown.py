@@ -58,7 +58,7 @@ def test_a_video_says_what_stands_in_the_row_and_changes_no_record(make_rig, tmp
     assert records(rig, results) == without
     one = results[0]
     with imageio.get_reader(one.episode.video) as reader:
-        lines = np.stack([frame for frame in reader])[:, -22:].astype(int)
+        lines = np.stack([frame for frame in reader])[:, -22:].astype(int)  # noqa: C416
     assert len(lines) == one.num_steps + 1
     lit = [(line > 128).sum() for line in lines]
     assert lit[0] == 0, "nothing is decided yet"
@@ -78,7 +78,7 @@ def test_with_fewer_pictures_a_video_has_the_same_end_speed_and_return(make_rig,
         results, _ = rig.rollout().collect(plan, rig.job(frame_interval=interval))
         assert results[0].num_steps == 10
         with imageio.get_reader(results[0].episode.video) as reader:
-            seen[interval] = reader.get_meta_data()["fps"], np.stack([frame for frame in reader])
+            seen[interval] = reader.get_meta_data()["fps"], np.stack([frame for frame in reader])  # noqa: C416
     (fps, every), (slower, some) = seen[1], seen[4]
     assert (fps, len(every)) == (20, 11)
     assert (slower, len(some)) == (5, 4)  # after 0, 4, 8 and 10 control steps
@@ -100,7 +100,7 @@ def test_a_video_of_what_the_policy_sees_has_a_picture_a_chunk_and_the_end(make_
         assert min(stats.step_s, stats.render_s) > 0
         records.append([rig.slab.arrays[name][list(one.rows)].tobytes() for name in ("images", "actions", "rewards")])
         with imageio.get_reader(one.episode.video) as reader:
-            seen[interval] = reader.get_meta_data()["fps"], np.stack([frame for frame in reader])
+            seen[interval] = reader.get_meta_data()["fps"], np.stack([frame for frame in reader])  # noqa: C416
     (fps, every), (slower, some) = seen[1], seen[None]
     assert (fps, len(every)) == (20, 11)
     assert (slower, len(some)) == (5, 4)  # after 0, 4 and 8 control steps, and the end

@@ -39,7 +39,7 @@ ANSWERED_OTHERWISE = {"defaults", *OF_HYDRA}  # by hydra, and before the schema
 
 def known() -> set[str]:
     """Every key that is taken here: of the schema, of shipped models, and those that may say one thing alone."""
-    found = {key.name for key in key_table.keys()} | set(no_ops()) | set(SAID) | ANSWERED_OTHERWISE
+    found = {key.name for key in key_table.keys()} | set(no_ops()) | set(SAID) | ANSWERED_OTHERWISE  # noqa: SIM118
     found |= {f"actor.model.{name}" for kind in (TextSettings, RobotSettings) for name in kind.__dataclass_fields__}
     names = build_reward_model.__code__.co_varnames[: build_reward_model.__code__.co_argcount + 20]
     return found | {f"reward.model.{name}" for name in names} | {"actor.model._target_"}

@@ -133,7 +133,7 @@ def test_a_composed_run_is_the_same_with_neutral_keys():
 
 
 def test_every_key_of_the_share_is_answered():
-    known = {key.name for key in key_table.keys()} | set(no_ops())
+    known = {key.name for key in key_table.keys()} | set(no_ops())  # noqa: SIM118  a function
     known |= {f"actor.model.{name}" for kind in (TextSettings, RobotSettings) for name in kind.__dataclass_fields__}
     known |= {f"reward.model.{name}" for name in build_reward_model.__code__.co_varnames}
     libero = config("env=libero_10", base=("model=openvla_oft_tiny",)).model_dump(by_alias=True)

@@ -53,7 +53,7 @@ def refused(*overrides: str, base: tuple[str, ...] = FAKE) -> str:
 
 
 def test_every_key_of_the_share_is_answered():
-    known = {key.name for key in key_table.keys()} | set(no_ops()) | set(OF_HYDRA)
+    known = {key.name for key in key_table.keys()} | set(no_ops()) | set(OF_HYDRA)  # noqa: SIM118
     rows = csv.DictReader(
         (HERE.parent / "embodied/schema/others/foreign_keys.tsv").open(encoding="utf-8"), delimiter="\t"
     )

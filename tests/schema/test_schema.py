@@ -123,7 +123,7 @@ def test_values_of_the_env_class_are_checked_against_its_annotations(value, expe
     assert expected in failed.value.message
 
 
-def target_of_unknown_annotations(a: NoSuchName, b: int = 3, **rest: object) -> None:  # type: ignore[name-defined]
+def target_of_unknown_annotations(a: NoSuchName, b: int = 3, **rest: object) -> None:  # type: ignore[name-defined]  # noqa: F821
     pass
 
 

@@ -22,7 +22,7 @@ def isolated_copy(tried: Any) -> Any:
     back where it cannot be copied."""
     try:
         return copy.deepcopy(tried)
-    except Exception:
+    except Exception:  # noqa: BLE001 (what cannot be copied raises what it likes)
         return tried
 
 

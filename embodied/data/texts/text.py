@@ -19,7 +19,7 @@ ROLES = ("system", "user", "assistant", "tool")
 
 @dataclass(frozen=True)
 class DemonstratedAnswer:
-    """One demonstrated answer."""
+    """A demonstrated prompt-answer pair, to learn from."""
 
     instruction: str  # the prompt, or a conversation (``embodied.instructions.of_messages``)
     response: str

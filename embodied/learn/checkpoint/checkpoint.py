@@ -154,7 +154,7 @@ class Checkpoints:
         """:meth:`wait` for a run that ends with another error: what went wrong in the writing is only said."""
         try:
             self.wait()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  whatever it is, the error that ends the run comes first
             say(f"{type(error).__name__}: {error}")
         if self._thread is not None:
             self._thread.shutdown()

@@ -148,7 +148,8 @@ def _exchanged(records: RankRecords, sent: np.ndarray, counts: np.ndarray, group
 def exchanged(
     array: np.ndarray, sent: np.ndarray, to: Sequence[int], of: Sequence[int], group: Group
 ) -> np.ndarray:  # fmt: skip
-    """Exchanges rows of an array between ranks; returns the rows received, in the order of their ranks: [r, …].
+    """Exchanges rows of an array between ranks: sends ``to[rank]`` rows to each rank and returns the rows received,
+    ``of[rank]`` from each: [r, …].
 
     Args:
         sent: rows in the order of the ranks that they go to, int64.

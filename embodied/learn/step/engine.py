@@ -41,7 +41,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True)
 class OptimizerStep:
-    """One optimizer step, the same on all ranks."""
+    """The result of one optimizer step, the same on all ranks: outcome, loss, gradient norm."""
 
     outcome: Outcome
     loss: float = 0.0
@@ -188,7 +188,7 @@ class Stepping:
         return self.engine.weight_version
 
     def evaluated(self) -> AbstractContextManager[None]:
-        """Gives the policy the weights that are evaluated within it; see :meth:`StepEngine.evaluated`."""
+        """Context in which the policy has the weights that are evaluated; see :meth:`StepEngine.evaluated`."""
         return self.engine.evaluated()
 
 

@@ -28,7 +28,7 @@ class OtherWeights:
 
     @contextmanager
     def acting(self) -> Iterator[None]:
-        """Gives the policy these weights within it, without gradients."""
+        """Context in which the policy has these weights, without gradients."""
         self._wake()
         self._swap()
         try:

@@ -139,7 +139,7 @@ class Forward:
 
 @dataclass(frozen=True)
 class Share:
-    """One term's part of the loss of m records, and what it measured. Nothing here waits for the device."""
+    """One term's part of the loss of m records, and its metrics. Nothing here waits for the device."""
 
     loss: Tensor | None  # [], differentiable, with its coefficient and sign; None: the term only measures
     means: Mapping[str, Tensor] = field(default_factory=dict)  # metric → float64 [2], sum and count (or weight)

@@ -28,7 +28,7 @@ PLAIN_INTERVAL_S = 30.0
 
 
 class Console(Protocol):
-    """The one progress display of a run."""
+    """Interface of a run's progress display, of which there is one."""
 
     def say(self, text: str) -> None:
         """Print one line or paragraph as it is."""
@@ -74,7 +74,8 @@ def make_console(stream: TextIO | None = None) -> Console:
 
 
 def summary_line(summary: Mapping[str, float]) -> str:
-    """One iteration in one line. ``summary`` holds metrics by name, ``iteration`` and ``iterations``.
+    """Formats the metrics of an iteration in one line. ``summary`` holds metrics by name, ``iteration`` and
+    ``iterations``.
 
     >>> summary_line({"iteration": 3, "iterations": 100, "rollout/success_rate": 0.1875, "rollout/episodes": 64,
     ...               "rollout/zero_advantage_share": 0.5, "train/loss": -0.01234, "time/iteration_s": 41.23})
@@ -179,7 +180,7 @@ class TerminalConsole(Console):
                 panel, bars = Panel(title, earlier), self._bars()
                 opened.enter_context(Screen(self._rich, panel, bars, look))
                 self._panel, self._display = panel, bars
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 (a display ends no run)
                 self.say(f"there is no panel: {type(error).__name__}: {error}; the run goes on")
             try:
                 yield

@@ -113,7 +113,7 @@ class Panel:
             if self._drawn is None or self._drawn[0] != place:
                 self._drawn = place, list(console.render(self._frame(*place), options))
             yield from self._drawn[1]
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (a display ends no run; who draws says it once)
             self.failed = error
 
     def _frame(self, width: int, height: int, ascii_only: bool) -> RenderableType:

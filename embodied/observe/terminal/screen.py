@@ -173,7 +173,7 @@ class Screen:
                 if not self._outlet.busy:
                     self._panel.outdated()
                     self._live.refresh()
-            except Exception as failed:
+            except Exception as failed:  # noqa: BLE001 (a display ends no run)
                 self._panel.failed = self._panel.failed or failed
             self._say_failure()
             self.cpu_s = thread_time()

@@ -61,7 +61,7 @@ def _open_all() -> None:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
             os.set_inheritable(number, True)
         if getattr(sys, name) is None:
-            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 (open till the end)
 
 
 def _near(error: UnicodeError) -> tuple[str | bytes, int]:

@@ -74,7 +74,7 @@ def main(title: str) -> int:
         from PIL import Image, ImageTk
 
         root = tkinter.Tk()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (whatever hinders the window is said by who asked for it)
         print(f"{type(error).__name__}: {error}".encode("ascii", "backslashreplace").decode(), flush=True)
         return 1
     root.title(title)

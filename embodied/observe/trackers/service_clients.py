@@ -19,7 +19,7 @@ MOST_FRAMES = 150
 
 
 class Client(Protocol):
-    """One run at one service. ``place`` says where the user finds it, or nothing."""
+    """Interface of a client of a tracking service, for one run. ``place`` says where the user finds it, or nothing."""
 
     place: str
 

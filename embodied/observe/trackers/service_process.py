@@ -35,7 +35,7 @@ def main() -> int:
     os.dup2(2, 1)
     try:
         _serve(messages, answers)
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001  (a package may even call sys.exit)
         traceback.print_exc()
         _answer(answers, failed=" ".join(f"{type(error).__name__}: {error}".split())[:500])
         return 1

@@ -133,7 +133,8 @@ class Layout:
         return _GAP + column * across + _FRAME, _GAP + row * down + _HEAD
 
     def background(self, tiles: Sequence[Tile]) -> Image.Image:
-        """What stands around the videos: a frame and a head in the outcome's colour, with its sign and the label."""
+        """Draws what stands around the videos: a frame and a head in the outcome's colour, with its sign
+        and the label."""
         from PIL import Image, ImageDraw, ImageFont
 
         picture = Image.new("RGB", self.size, _BACKGROUND)

@@ -34,7 +34,7 @@ _ENCODER = ["-preset", "veryfast", "-crf", "23", "-threads", "1"]
 
 @dataclass(frozen=True)
 class Video:
-    """How an episode is recorded."""
+    """Settings of an episode's video: file, text on it, frame interval."""
 
     file: str
     info: bool = True  # instruction, step, return and decision stand below the pictures
@@ -46,7 +46,7 @@ class Video:
 
 
 class VideoWriter:
-    """One episode → one h264 mp4 (yuv420p, even sizes).
+    """Writes an episode's pictures to an mp4 file (h264, yuv420p, even sizes).
 
     The file has another name until :meth:`close` renames it, so that a file with the final name is always whole. As a
     context manager, the writer closes after the block and aborts if the block raised.

@@ -25,7 +25,7 @@ def show_side_by_side(
     try:
         with console.progress("putting the videos side by side", brief=True):
             written = write_grid(tiles, folder / NAME, lambda: not stop.wanted)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  (a picture of results stops no run)
         console.say(f"no grid of the videos: {error}")
         return None
     if not written:

@@ -119,7 +119,7 @@ def _import_all(hello: Hello, limit: int | None) -> tuple[str, ...]:
         try:
             act()
             found = hazards()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  a worker meets it again, and reports it
             traceback.print_exc()
             found = f"{type(error).__name__}: {error}"
         if found:

@@ -234,7 +234,7 @@ def main() -> int:
         worker.serve()
     except (EOFError, BrokenPipeError):
         return 0
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 (any failure of any simulator is reported to the launcher)
         send(launcher, _failure(error))
         return 1
     finally:

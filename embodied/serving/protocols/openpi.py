@@ -60,8 +60,7 @@ async def converse(host: Host, request: web.Request, address: str) -> web.WebSoc
 
 
 class Conversation:
-    """One openpi websocket connection. Its life: metadata, then a frame and its answer in turn, until either side ends
-    it."""
+    """One openpi websocket connection: metadata, then a frame and its answer in turn, until either side ends it."""
 
     def __init__(self, host: Host, socket: web.WebSocketResponse, transport: asyncio.Transport, address: str) -> None:
         self.host, self.session, self.loop = host, Session(), asyncio.get_running_loop()

@@ -32,7 +32,7 @@ FOUR, FIVE, SIX, TEN, HALF = (np.float32(x) for x in (4, 5, 6, 10, 0.5))
 
 
 class Task(Protocol):
-    """Interface of a task whose success and reward are computed here, with ManiSkill's bits."""
+    """Interface of a task whose success and reward are computed here, bit by bit as ManiSkill computes them."""
 
     def evaluate(self) -> Info:
         """Computes the entries of ManiSkill's ``info``: bool, or float32 [n]."""

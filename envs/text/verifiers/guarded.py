@@ -213,7 +213,7 @@ def _run(serve: Callable[[], None]) -> None:
     try:
         serve()
         code = 0
-    except BaseException:
+    except BaseException:  # noqa: BLE001 (nothing may get out of here: above is the code of the worker)
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -252,7 +252,7 @@ def _judged(
         return verifier(replace(problem, fields=fields), response), None
     except (EmbodiedError, VerifierFailed) as error:
         return None, error
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (any failure of any verifier costs one response)
         return None, VerifierFailed(f"it raised {described(error)}")
 
 

@@ -39,7 +39,7 @@ def sums(count: int, **more: Any) -> list[dict[str, Any]]:
 
 def sources(
     *data: str, weights: list[float] | None = None, arguments: dict[str, Any] | None = None,
-    selection: Selection = Selection(), **reading: Any,
+    selection: Selection = Selection(), **reading: Any,  # noqa: B008 (frozen)
 ) -> list[Source]:  # fmt: skip
     return open_sources(data, arguments or {}, Reading(**reading), selection, weights)
 

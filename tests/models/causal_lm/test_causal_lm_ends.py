@@ -10,7 +10,7 @@ from embodied.errors import ConfigError
 from embodied.protocols import EngineText
 from embodied.types import Sampling
 
-TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"  # fmt: skip
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"  # fmt: skip  # noqa: E501
 CHARACTERS = "0123456789+-*/=()<>?abcdefghijklmnopqrstuvwxyz. "
 
 

@@ -132,7 +132,7 @@ def golden_cases() -> list[tuple[Path, str]]:
     found = []
     for file in (f for path in folders for f in ([path] if path.is_file() else sorted(path.glob("*.safetensors")))):
         with safe_open(file, framework="pt") as opened:
-            names = {name.split(".")[1] for name in opened.keys() if name.startswith("case.")}
+            names = {name.split(".")[1] for name in opened.keys() if name.startswith("case.")}  # noqa: SIM118
         found += [(file, name) for name in sorted(names)]
     return found
 

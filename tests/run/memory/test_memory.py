@@ -31,7 +31,7 @@ GB = 2**30
 SHORT = ("env=fake", "tracker=jsonl", "runner.device=cpu", "runner.max_epochs=2", "env.train.max_episode_steps=10")
 sys.path.append(str(HERE.parent))
 
-from benchmarks import true_size
+from benchmarks import true_size  # noqa: E402
 
 
 def asked(checked):

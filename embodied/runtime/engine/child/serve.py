@@ -147,7 +147,7 @@ def serve(fd: int, make: Callable[[dict[str, Any]], Engine]) -> int:
             Server(connection, make).run()
         except (BrokenPipeError, ConnectionResetError):
             return 0  # the launcher has ended
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  whatever the engine raises is shown by the launcher
             traceback.print_exc()
             said = f"{type(error).__name__}: {error}"
             connection.sendall(pack("failed", error=said, traceback=traceback.format_exc()))
