@@ -49,7 +49,7 @@ def k1(logprobs: Tensor, reference: Tensor) -> Tensor:
 
 
 def absolute(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """``|d|``."""
+    """``|d|`` with ``d = lp − lp_ref``: the absolute log-ratio as KL estimate."""
     return (logprobs - reference).abs()
 
 

@@ -41,7 +41,7 @@ class Counts:
         return len(self.num_steps)
 
     def at(self, index: Tensor) -> Counts:
-        """The counts of the decisions ``index`` int64 [n]."""
+        """Selects the counts of the decisions ``index`` int64 [n]."""
         return Counts(self.num_steps[index], None if self.lengths is None else self.lengths[index])
 
     def to(self, device: torch.device) -> Counts:

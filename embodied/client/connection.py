@@ -27,7 +27,7 @@ class Busy(Lost):
 
 
 class Connection:
-    """A connection whose handshake is done.
+    """An open websocket connection to a policy server, whose handshake is done.
 
     Args:
         url: ``ws://host:port`` or, with TLS, ``wss://host:port``.
@@ -93,7 +93,7 @@ class Connection:
             raise _closed(error) from error
 
     def close(self) -> None:
-        """Say goodbye; waits for at most a second."""
+        """Closes the connection in order; waits for at most a second."""
         self._socket.close()
 
     def drop(self) -> None:

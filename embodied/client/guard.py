@@ -29,7 +29,7 @@ from embodied.errors import ConfigError, GuardStopError
 
 
 class Guard:
-    """Keeps a robot's actions within limits.
+    """Checks a robot's actions against limits, and clips or stops them.
 
     Args:
         keeps: the limits and how they are kept.
@@ -76,17 +76,17 @@ class Guard:
         self._forget()
 
     def off(self) -> None:
-        """Let every action pass. Logged."""
+        """Switches the limits off: every action passes. Logged."""
         self._enabled = False
         self._note("off")
 
     def on(self) -> None:
-        """Keep the limits again. Logged."""
+        """Switches the limits on again. Logged."""
         self._enabled = True
         self._note("on")
 
     def observed(self, observation: Mapping[str, Any], taken_at: float | None = None) -> None:
-        """Take the position and the age from an observation.
+        """Reads the robot's position and the observation's age from an observation.
 
         Args:
             taken_at: the guard's clock (``time.monotonic()``) when it was taken; None = now.

@@ -99,7 +99,7 @@ class Plan:
 
     @property
     def has_begun(self) -> bool:
-        """Whether any chunk has come."""
+        """Whether any chunk has come since the episode began."""
         return self._planned is not None
 
     @property

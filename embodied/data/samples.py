@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class SampleSource(Protocol):
-    """N samples to learn from, numbered."""
+    """Interface of a training set: N samples, numbered from 0."""
 
     def __len__(self) -> int: ...
 

@@ -73,7 +73,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparison of the second evaluation with the first."""
+    """The comparison of a second evaluation with a first: success by task, tests, conditions that differ."""
 
     first: WrittenEvaluation
     second: WrittenEvaluation

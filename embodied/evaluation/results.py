@@ -47,7 +47,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class WrittenEvaluation:
-    """The contents of an evaluation's file."""
+    """An evaluation as it was read from its file: conditions, tasks, outcomes."""
 
     name: str  # name or path, as the user gave it
     file: Path

@@ -82,7 +82,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a verification."""
+    """The result of verifying an export: agreement of actions, and paired success."""
 
     env: str  # overrides that named it
     episodes: int

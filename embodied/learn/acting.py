@@ -44,11 +44,11 @@ class Acting:
         self.version = version
 
     def weights(self) -> AbstractContextManager[None]:
-        """Within it :attr:`policy` has the weights that act."""
+        """Context in which :attr:`policy` has the weights that act."""
         return nullcontext()
 
     def evaluated(self) -> AbstractContextManager[None]:
-        """Within it :attr:`policy` has the weights of the policy that learns."""
+        """Context in which :attr:`policy` has the weights of the policy that learns."""
         return nullcontext()
 
     def state_dict(self) -> dict[str, Any]:

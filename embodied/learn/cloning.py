@@ -135,7 +135,7 @@ class Cloner(Stepping):
 
     @property
     def steps_done(self) -> int:
-        """Optimizer steps of the iteration in progress."""
+        """Optimizer steps of the iteration in progress that are done."""
         return self._totals.done
 
     def state_dict(self) -> dict[str, Any]:

@@ -182,7 +182,7 @@ def _stand_in(begins: bytes) -> str | None:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in a file.
+    """Reads a file that holds one JSON object.
 
     Raises:
         DamagedCheckpointError: it cannot be read, is no JSON object, or is too large for one.
@@ -230,7 +230,7 @@ def checksums(folder: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def check_checksums(folder: Path, noted: Mapping[str, Any], fix: str = AGAIN) -> None:
-    """Compare files with what was noted of them.
+    """Compares files with sizes and checksums that were noted of them. Raises DamagedCheckpointError.
 
     A checksum finds damage. It does not tell who wrote a file.
 

@@ -48,7 +48,7 @@ class Family:
 
 @cache
 def families() -> tuple[Family, ...]:
-    """Returns all rows."""
+    """Reads all rows of the table of key families."""
     text = (files(__package__) / TABLE).read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     rows = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)

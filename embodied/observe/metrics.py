@@ -27,7 +27,7 @@ class Metric:
 
     @property
     def text(self) -> str:
-        """Meaning, unit and direction as the table has them."""
+        """Meaning, unit and direction, as the metrics table shows them."""
         direction = f"; {self.better} is better" if self.better else ""
         return ", ".join(filter(None, [self.meaning, self.unit])) + direction
 

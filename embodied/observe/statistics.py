@@ -36,7 +36,7 @@ def wilson(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:
 
 
 class Paired(NamedTuple):
-    """Success of two policies on the same starts."""
+    """Success of two policies on the same starts, with the interval of their difference."""
 
     first: int  # successes
     second: int

@@ -36,7 +36,7 @@ class Span:
 
 
 class Timeline:
-    """Collects the spans of one rollout.
+    """Collects the spans of one rollout (work and waiting of slots and policy), for a trace.
 
     Args:
         slots: number of used slots.
@@ -102,7 +102,7 @@ class Timeline:
 
     @property
     def slot_s(self) -> float:
-        """Seconds so far, summed over the slots."""
+        """Seconds since the rollout began, times its slots."""
         return self._slots * (self._clock() - self._began)
 
     @property

@@ -56,7 +56,7 @@ class Sections:
         return self.seconds(name) / total if total > 0 else 0.0
 
     def shares(self, of: str | None = None) -> dict[str, float]:
-        """Share of every name, in order of first use."""
+        """Returns the share of time of every name, in order of first use."""
         return {name: self.share(name, of) for name in self._sections}
 
     def reset(self) -> None:

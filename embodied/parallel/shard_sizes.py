@@ -12,7 +12,7 @@ from embodied.schema import FsdpConfig
 
 
 class Weight(Protocol):
-    """A parameter of torch, as far as it is read here."""
+    """Interface of a parameter of torch, as far as its size is read here."""
 
     requires_grad: bool
 
@@ -35,7 +35,7 @@ class ShardSizes:
         return max(self.root, *self.units) if self.units else self.root
 
     def gathered(self, reshard: bool = True) -> int:
-        """Returns the most that a pass holds at a time.
+        """Returns the most weights that a pass holds gathered at a time.
 
         Args:
             reshard: a unit is dropped when the pass leaves it.

@@ -37,7 +37,7 @@ REPLICATE = "actor.fsdp_config.strategy=replicate (or actor.training_backend=ddp
 
 
 class Replicas:
-    """Every rank holds the whole policy; one process does too.
+    """Every rank holds the whole policy (data parallel); one process does too.
 
     Args:
         world: all ranks.
@@ -97,7 +97,7 @@ class Replicas:
 
 
 class Shards(Replicas):
-    """Every rank holds a part of each weight (FSDP2)."""
+    """Every rank holds a part of each weight of the policy (FSDP2)."""
 
     collective_passes = True
 

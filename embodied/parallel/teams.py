@@ -27,7 +27,7 @@ class Teams:
     across: Group  # one process of each team, at the place that this one has in its team; ranks are teams
 
     def of(self, rank: int) -> int:
-        """Returns the team of a process.
+        """Returns the number of the team of the process ``rank``.
 
         >>> Teams(Group(0, 2), Group(0, 3)).of(5)
         2

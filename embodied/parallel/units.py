@@ -30,7 +30,7 @@ def units_of(policy: nn.Module, wrap: WrapPolicyConfig) -> list[nn.Module]:
 
 
 def lists_of(module: nn.Module) -> list[nn.ModuleList]:
-    """Returns all lists of modules in one."""
+    """Lists all ``ModuleList``s within a module."""
     return [found for found in module.modules() if isinstance(found, nn.ModuleList)]
 
 

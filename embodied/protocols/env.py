@@ -75,10 +75,10 @@ class SaysHowLong(Protocol):
 
 @runtime_checkable
 class SaysWhatItReads(Protocol):
-    """How an env's values are read, where that was found out and not said, e.g. which of them is success."""
+    """Interface of an env that says how its values are read, where that was inferred, e.g. which of them is success."""
 
     def reads(self) -> Mapping[str, str]:
-        """What it is → how it is read, in a few words, for the table that is printed before a run."""
+        """Returns what is read → how, in a few words, for the table that is printed before a run."""
         ...
 
 

@@ -43,7 +43,7 @@ class Policy(Protocol):
         ...
 
     def act(self, obs: Mapping[str, Tensor], noise: Tensor, sampling: Sampling) -> Decision:
-        """Answer B observations.
+        """Decides: answers B observations with chunks of K actions, with log-probs.
 
         Args:
             obs: every field of ``EnvSpec.obs`` as [B, …] (pixels uint8), and those of :meth:`encode_instructions`.
@@ -79,7 +79,8 @@ class PreparesPictures(Protocol):
     """A policy may say how it prepares pictures: success depends on it, so it is part of an evaluation's protocol."""
 
     def pictures(self) -> Mapping[str, Any]:
-        """How it does, as values of JSON; under the names of the keys of ``actor.model`` where there are such keys."""
+        """Returns how the policy prepares pictures, as values of JSON; under the names of the keys of ``actor.model``
+        where there are such keys."""
         ...
 
 
@@ -142,11 +143,11 @@ class Decoding(Protocol):
     """
 
     def begin(self, sampling: Sampling) -> None:
-        """Begin with the present weights. All lanes are free."""
+        """Begins a rollout with the present weights. All lanes are free."""
         ...
 
     def admit(self, lanes: Sequence[int], obs: Mapping[str, Tensor], noise: Tensor) -> None:
-        """Begin n decisions in n free lanes.
+        """Begins to decode n observations in n free lanes.
 
         Args:
             obs: as :meth:`Policy.act` gets it, [n, …].
@@ -164,7 +165,7 @@ class Decoding(Protocol):
         ...
 
     def free(self, lane: int) -> None:
-        """Forget what is made in a lane."""
+        """Drops what is being decoded in a lane."""
         ...
 
     def value(self, obs: Mapping[str, Tensor]) -> Tensor:
@@ -193,7 +194,7 @@ class HasExtraState(Protocol):
     resume the weights and the first observations are others, and a second look could decide otherwise."""
 
     def extra_state(self) -> Mapping[str, str]:
-        """What has been decided; empty when nothing has."""
+        """Returns what the run has decided for the policy; empty when nothing has been."""
         ...
 
     def load_extra_state(self, found: Mapping[str, str]) -> None:
@@ -282,12 +283,12 @@ class Team(Protocol):
 
     @property
     def rank(self) -> int:
-        """The number of this process among them."""
+        """Number of this process among the team's, from 0."""
         ...
 
     @property
     def size(self) -> int:
-        """How many they are."""
+        """Number of processes in the team."""
         ...
 
     def exchange(self, sent: Tensor, to: Sequence[int], of: Sequence[int]) -> Tensor:
@@ -302,7 +303,7 @@ class SplitsTexts(Protocol):
 
     @property
     def context_parallel_size(self) -> int:
-        """How many processes are a team; 1 = each computes its texts alone."""
+        """Number of processes that compute each text together; 1 = each computes its texts alone."""
         ...
 
     def splitting(self, team: Team) -> AbstractContextManager[None]:

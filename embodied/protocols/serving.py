@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What an inference engine must know of a policy that it serves."""
+    """Facts on a policy that its inference engine needs: number format, limits, tokens that end a text."""
 
     dtype: str  # torch's name for weights and arithmetic: float32, bfloat16, float16
     max_tokens: int  # limit for prompt and answer together
@@ -59,7 +59,7 @@ QUANTIZATIONS = ("int8",)
 
 @dataclass(frozen=True)
 class Exported:
-    """What ``Exports.export`` has written, for the folder's model card and its ``embodied.json``."""
+    """Description of a written export, for the folder's model card and its ``embodied.json``."""
 
     library: str  # library that reads the folder, e.g. "transformers"
     usage: str  # Python code that reads it; ``FOLDER`` stands for its path
@@ -111,7 +111,7 @@ class Exports(Protocol):
 
     @property
     def export_formats(self) -> Mapping[str, str]:
-        """What can be written: name of a format → what it is."""
+        """The formats that can be written: name → what it is."""
         ...
 
     def export(

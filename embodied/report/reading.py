@@ -65,17 +65,17 @@ class Run:
 
     @property
     def last(self) -> WrittenEvaluation | None:
-        """The newest evaluation."""
+        """The run's newest evaluation."""
         return self.evaluations[max(self.evaluations)] if self.evaluations else None
 
     @property
     def before(self) -> WrittenEvaluation | None:
-        """The first evaluation, if a later one is there too."""
+        """The run's first evaluation, if a later one is there too."""
         return self.evaluations[min(self.evaluations)] if len(self.evaluations) > 1 else None
 
     @property
     def iterations(self) -> int:
-        """Iterations that were logged."""
+        """Number of iterations that were logged."""
         return max(self.metrics, default=0)
 
     def setting(self, key: str) -> Any:

@@ -43,7 +43,7 @@ class ChartMetric:
 
 @dataclass(frozen=True)
 class Panel:
-    """A chart of metrics that have one unit."""
+    """A chart to draw: metrics that have one unit, with title and axis."""
 
     title: str
     axis: str
@@ -108,7 +108,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seeds alone."""
+    """Runs that differ in their seeds alone, drawn as one line with a band."""
 
     label: str
     runs: Sequence[Run]
@@ -116,7 +116,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart with lines in it."""
+    """A chart with the lines of a report's runs in it."""
 
     title: str
     axis: str

@@ -106,7 +106,7 @@ class Numbered:
         return (self[number] for number in range(len(self)))
 
     def for_evaluation(self) -> Rows:
-        """What the data set holds out; without it, the same rows."""
+        """Returns the rows that the data set holds out; without ``for_evaluation`` of its own, the same rows."""
         if not isinstance(self._rows, HoldsOut):
             return self
         with _blamed(f"for_evaluation() of {self._where}"):

@@ -93,7 +93,7 @@ class Records:
 
 
 class JsonLines:
-    """One JSON object a line."""
+    """Rows of a JSON-lines file: one JSON object a line."""
 
     def __init__(self, file: SourceFile) -> None:
         self._path, self._records = file.path, Records(file, quoted=False)
@@ -119,7 +119,7 @@ class JsonLines:
 
 
 class Csv:
-    """Comma-separated values under a line of column names, as RFC 4180 has them. All values are text."""
+    """Rows of a CSV file under a line of column names, as RFC 4180 has them. All values are text."""
 
     def __init__(self, file: SourceFile) -> None:
         self._path, self._records = file.path, Records(file, quoted=True)
@@ -171,7 +171,7 @@ class Csv:
 
 
 class JsonList:
-    """One JSON list of objects, which is read whole."""
+    """Rows of a JSON file that holds a list of objects, which is read whole."""
 
     def __init__(self, file: SourceFile) -> None:
         self._file = file
@@ -241,7 +241,7 @@ class ArrowCopy:
 
 
 class Parquet(ArrowCopy):
-    """A Parquet file."""
+    """Rows of a Parquet file."""
 
     def __init__(self, file: SourceFile) -> None:
         def write(out: BinaryIO) -> None:

@@ -69,7 +69,7 @@ class Choice:
 
 
 def run(checked: Checked, console: Console, stop: StopSignal, choice: Choice) -> None:
-    """Plays the episode and says how it went.
+    """Plays one episode, shows or records it, and says how it went.
 
     Raises:
         ConfigError: the start does not exist, the env has no expert, or a setting cannot be played.

@@ -174,7 +174,7 @@ class Ring:
             os.eventfd_read(self.event)
 
     def take(self) -> list[Command | Completion]:
-        """All messages that have been announced; does not wait."""
+        """Returns all messages that have been announced; does not wait."""
         first, head = self._tail[0], self._head[0]
         if first == head:
             return []

@@ -22,7 +22,7 @@ from embodied.types import ArraySpec
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """Everything a worker is told, once, at its start."""
+    """Set-up message to an env worker: its slots, env, rewards and shared memory."""
 
     index: int
     slots: tuple[int, ...]  # indices among all slots of the pool

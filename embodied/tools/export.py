@@ -36,7 +36,7 @@ from embodied.tools.library.card import card, evaluations_of, run_of, verificati
 from embodied.types import EnvSpec
 
 if TYPE_CHECKING:
-    from embodied.export.verify import VerifyRequest, Verdict
+    from embodied.export.verify import Verdict, VerifyRequest
     from embodied.learn.checkpoint.exported import ExportFile
     from embodied.learn.checkpoint.metadata import Meta
 

@@ -72,5 +72,5 @@ class Selection:
 
 
 def shuffled(count: int, seed: int) -> np.ndarray:
-    """A shuffled order, int32 [count]."""
+    """Returns the numbers 0 … ``count`` − 1 in a random order, int32 [count]."""
     return np.random.default_rng(seed).permutation(count).astype(np.int32)

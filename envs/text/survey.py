@@ -92,7 +92,7 @@ class Survey:
                 self.skip(f"with a prompt of more than {limit.most} tokens", number, rows[number])
 
     def skip(self, why: str, number: int, row: Row, missing: Missing | None = None, reason: str = "") -> None:
-        """Counts a row that is left out.
+        """Counts a row that is skipped for the reason ``why``.
 
         Args:
             why: the same for all rows that are counted together.

@@ -38,7 +38,7 @@ class Experience:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Advantages of n elements."""
+    """Advantages of n elements, with counts of their groups and, for gae, value targets."""
 
     values: Tensor  # float32 [n]
     groups: Advantages  # largest advantage of each episode, and what that says about the groups

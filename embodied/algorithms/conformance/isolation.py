@@ -13,7 +13,7 @@ import torch
 
 
 def one_line(error: Exception) -> str:
-    """The text of an error, for another error's message."""
+    """Formats an error's text in one line, for another error's message."""
     return " ".join(str(error).split())[:300]
 
 

@@ -58,7 +58,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class EpisodeRow:
-    """An episode as meta/episodes lists it."""
+    """An episode of a LeRobot data set, as meta/episodes lists it."""
 
     index: int
     length: int

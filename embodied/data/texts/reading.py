@@ -39,7 +39,7 @@ class Reader:
     keep: bool = True
 
     def read(self, paths: Sequence[str], part: Part = WHOLE) -> list[DemonstratedAnswer]:
-        """Reads all demonstrated answers.
+        """Reads all demonstrated prompt-answer pairs of some paths.
 
         Args:
             part: of data sets of Hugging Face.

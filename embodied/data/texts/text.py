@@ -49,7 +49,7 @@ class Columns:
 def answers_by_row(
     rows: Sequence[Mapping[str, Any]], columns: Columns, where: str, folder: Path = Path()
 ) -> list[list[DemonstratedAnswer]]:
-    """The demonstrated answers of each row.
+    """Converts rows of a data set to prompt-answer pairs, row by row.
 
     Args:
         where: the file's name, for messages.

@@ -42,7 +42,7 @@ def are_demonstrations(config: schema.Config, overrides: Sequence[str]) -> bool:
 def look(
     config: schema.Config, overrides: Sequence[str], every: int, progress: Callable[[str, int], Any]
 ) -> Iterator[Finding]:
-    """Yields what is found in each path of ``data``.
+    """Checks each path of ``data``, every ``every``-th episode; yields findings.
 
     Args:
         overrides: as they were typed; without an env among them, the data are held against none.

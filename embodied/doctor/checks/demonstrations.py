@@ -24,7 +24,7 @@ RESTORE = "restore the files from where they came from, or remove these episodes
 
 @dataclass(frozen=True)
 class Fit:
-    """The env that demonstrations should fit."""
+    """The env that demonstrations are checked against, with its keyword arguments."""
 
     spec: EnvSpec
     kwargs: Mapping[str, Any]  # keyword arguments of the env
@@ -33,7 +33,7 @@ class Fit:
 def look(
     path: Path, wanted: FieldSelection, fit: Fit | None, every: int, progress: Callable[[str, int], Any]
 ) -> Iterator[Finding]:
-    """Yields what is found in a data set.
+    """Checks a data set of demonstrations, every ``every``-th episode; yields findings.
 
     Args:
         fit: None = it is held against no env.

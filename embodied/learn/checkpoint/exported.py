@@ -62,7 +62,7 @@ class ExportFile:
 
 
 def is_export(folder: Path) -> bool:
-    """Returns whether an export has written ``folder``."""
+    """Returns whether ``folder`` is an exported policy, with an ``embodied.json``."""
     return (folder / EXPORT_FILE).exists()
 
 

@@ -50,7 +50,7 @@ class Scored(NamedTuple):
 
 
 class Scorer:
-    """Scores the episodes of one iteration after another.
+    """Scores the episodes of an iteration: penalties, filters, advantages.
 
     Args:
         size: records of a pass without gradients.

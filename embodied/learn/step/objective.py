@@ -70,7 +70,8 @@ class Objective:
         self.needs: frozenset[Need] = frozenset().union(*(term.needs for term in self.terms))
 
     def checked(self, policy: Policy, env: EnvSpec, device: torch.device) -> Objective:
-        """Tries what a user may have written, before any rollout. Raises ConfigError if it does not fit."""
+        """Tries the user's own loss and terms on made-up records, before any rollout, and returns the objective. Raises
+        ConfigError if one does not fit."""
         for term in self.terms:
             if isinstance(term, PolicyTerm):
                 term.check(device)

@@ -103,7 +103,7 @@ class RankRecords:
         return np.asarray(self.results[0].rows[:1] if self.spare is None else [self.spare], np.int64)
 
     def among(self, ranks: Tensor, chosen: Tensor) -> Tensor:
-        """Indices of the ``chosen`` records that this rank has, int64.
+        """Selects those of the ``chosen`` records that this rank has: their indices, int64.
 
         Args:
             ranks: the rank of each of n records, int64 [n].

@@ -52,7 +52,7 @@ class RestingState:
         self._resting: set[tuple[Tensor, str]] = set()  # parameter, name of its state
 
     def rest(self) -> None:
-        """Moves all that lie on a device to host memory."""
+        """Moves all state tensors on a device to host memory."""
         if not self._wanted:
             return
         for parameter, state in self._optimizer.state.items():
@@ -85,7 +85,7 @@ class RestingWeights:
         self._homes: dict[nn.Parameter, torch.device] = {}  # device from which each moved parameter came
 
     def rest(self) -> None:
-        """Moves all that lie on a device to host memory."""
+        """Moves all weights on a device to host memory."""
         if not self.rests:
             return
         for parameter in self._policy.parameters():
@@ -98,7 +98,7 @@ class RestingWeights:
             give_back(device)
 
     def wake(self) -> None:
-        """Moves those that were moved back to their device."""
+        """Moves the moved weights back to their device."""
         try:
             self._move_back()
         except BaseException:  # a stop signal: what is saved then stands on the device

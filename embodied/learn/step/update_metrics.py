@@ -56,7 +56,7 @@ class UpdateMetrics:
         self.means[name] = found if name not in self.means else self.means[name] + found
 
     def mean(self, name: str) -> float | None:
-        """The mean so far; None if no element was seen."""
+        """Returns the mean of the metric ``name`` so far; None if no element was seen."""
         total, count = self.means[name].tolist() if name in self.means else (0.0, 0.0)
         return total / count if count else None
 

@@ -14,7 +14,7 @@ from embodied.learn.terms.term import Forward, Need, OptimizerBatch, Setup, Shar
 
 @dataclass(frozen=True)
 class Options:
-    """Keys of ``algorithm`` that this term reads."""
+    """Options of the entropy term: keys of ``algorithm``."""
 
     entropy_bonus: float
     entropy_type: str

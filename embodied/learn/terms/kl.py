@@ -22,7 +22,7 @@ from embodied.types import Evaluation
 
 @dataclass(frozen=True)
 class Options:
-    """Keys of ``algorithm`` that this term reads."""
+    """Options of the KL term: keys of ``algorithm``."""
 
     kl_penalty_type: str
     logprob_type: str

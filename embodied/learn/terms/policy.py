@@ -18,7 +18,7 @@ from embodied.learn.terms.term import Forward, Need, OptimizerBatch, Setup, Shar
 
 @dataclass(frozen=True)
 class Options:
-    """Keys of ``algorithm``, beside those that the loss itself takes."""
+    """Options of the policy term: keys of ``algorithm``, beside those that the loss itself takes."""
 
     logprob_type: str
     off_policy_masking_delta: float | None

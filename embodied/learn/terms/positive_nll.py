@@ -13,7 +13,7 @@ from embodied.learn.terms.term import Forward, Need, OptimizerBatch, Setup, Shar
 
 @dataclass(frozen=True)
 class Options:
-    """Keys of ``algorithm`` that this term reads."""
+    """Options of the NLL term of successful episodes: keys of ``algorithm``."""
 
     positive_nll_coef: float
 

@@ -40,7 +40,7 @@ class Need(Enum):
 
 @dataclass(frozen=True)
 class Setup:
-    """Arguments from which terms are made.
+    """What a run gives its loss terms to be made from: the policy's spec, the algorithm's keys, limits.
 
     Args:
         max_steps: longest possible episode, control steps (the constant of ``seq-mean-token-sum-norm``).
@@ -110,7 +110,7 @@ class OptimizerBatch:
         return len(self.mask)
 
     def part(self, index: Tensor, device: torch.device) -> OptimizerBatch:
-        """The records ``index`` int64 [m], on ``device``."""
+        """Selects the records ``index`` int64 [m], on ``device``."""
 
         def of(values: Tensor) -> Tensor:
             return values[index].to(device)

@@ -18,7 +18,7 @@ from embodied.types import PolicySpec
 
 @dataclass(frozen=True)
 class Options:
-    """Keys of ``algorithm`` that this term reads."""
+    """Options of the value term: keys of ``algorithm``."""
 
     adv_type: str
     value_loss: str

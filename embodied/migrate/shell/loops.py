@@ -80,7 +80,7 @@ def while_or_until(run: NodeInterpreter, node: Node, state: State) -> list[State
 
 
 def counting(run: NodeInterpreter, node: Node, state: State) -> list[State]:
-    """Interprets ``for ((BEGIN; TEST; STEP))``."""
+    """Interprets ``for ((BEGIN; TEST; STEP))``; returns the states in which the loop may end."""
     begin, test, step = parts_of_for(raw(node))
     state = run.counted(begin or "0", state)[0]
     return loop(run, test or "1", node.child_by_field_name("body"), step or "0", state, True)

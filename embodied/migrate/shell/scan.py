@@ -10,7 +10,7 @@ BLANKS = " \t\n"
 
 
 class UnclosedError(ValueError):
-    """A quote or a bracket has no end."""
+    """A quote or a bracket of a script has no end."""
 
 
 def skip(raw: str, at: int, in_quotes: bool = False) -> int:

@@ -38,7 +38,7 @@ Look = Callable[[], Mapping[str, Path]]
 
 
 class Terminal(RichConsole):
-    """A terminal whose cursor stays where it can be seen."""
+    """A rich console that never leaves the terminal's cursor hidden."""
 
     def show_cursor(self, show: bool = True) -> bool:
         return False

@@ -35,7 +35,7 @@ class Client(Protocol):
 
 
 class Wandb:
-    """Weights & Biases. It ignores steps below the last one, so metrics, which come last, close a step."""
+    """Client of Weights & Biases. It ignores steps below the last one, so metrics, which come last, close a step."""
 
     def __init__(self, run: Mapping[str, Any]) -> None:
         import wandb
@@ -63,7 +63,7 @@ class Wandb:
 
 
 class SwanLab:
-    """SwanLab. Of videos it takes GIFs alone."""
+    """Client of SwanLab. Of videos it takes GIFs alone."""
 
     def __init__(self, run: Mapping[str, Any]) -> None:
         import swanlab
@@ -95,7 +95,7 @@ class SwanLab:
 
 
 class MLflow:
-    """MLflow: a database in the run's folder, unless ``MLFLOW_TRACKING_URI`` names a server."""
+    """Client of MLflow: a database in the run's folder, unless ``MLFLOW_TRACKING_URI`` names a server."""
 
     def __init__(self, run: Mapping[str, Any]) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -145,7 +145,7 @@ class MLflow:
 
 
 class Trackio:
-    """Trackio knows a run by its name, so the name holds the id."""
+    """Client of Trackio, which knows a run by its name, so the name holds the id."""
 
     def __init__(self, run: Mapping[str, Any]) -> None:
         import trackio

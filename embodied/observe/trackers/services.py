@@ -142,7 +142,7 @@ class Service:
         self._kill()
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """Kills the client's process at once."""
         self._ending = self._off = True
         self._kill()
         with suppress(queue.Full):

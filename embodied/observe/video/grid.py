@@ -40,7 +40,7 @@ _HOLD_S = 1.0  # last picture of the longest episode, before a player begins ane
 
 @dataclass(frozen=True)
 class Tile:
-    """An episode in the grid."""
+    """An episode's video in the grid, with its label and outcome."""
 
     video: Path
     success: bool
@@ -104,7 +104,7 @@ class Layout:
 
     @classmethod
     def of(cls, sizes: Sequence[tuple[int, int]], share: float) -> Layout:
-        """The layout of videos with these (width, height).
+        """Computes the layout for videos of these (width, height).
 
         Args:
             share: 1.0 = as large as can be.
@@ -123,11 +123,11 @@ class Layout:
 
     @property
     def step(self) -> tuple[int, int]:
-        """From one tile to the next."""
+        """Pixels from one tile to the next, (x, y)."""
         return self.width + 2 * _FRAME + _GAP, self.height + _HEAD + _FRAME + _GAP
 
     def at(self, number: int) -> tuple[int, int]:
-        """Left and top of the video of a tile."""
+        """Returns left and top, pixels, of the video of tile ``number``."""
         across, down = self.step
         row, column = divmod(number, self.columns)
         return _GAP + column * across + _FRAME, _GAP + row * down + _HEAD

@@ -81,7 +81,7 @@ class VideoWriter:
         self._make_folder()
 
     def add(self, frame: np.ndarray, step: int, reward: float, success: bool, note: str = "") -> None:
-        """Append a picture.
+        """Appends a picture uint8 [H, W, 3], with step, reward and success as text on it.
 
         Args:
             frame: uint8 [H, W, 3], of one size throughout the episode.
@@ -125,7 +125,7 @@ class VideoWriter:
             settle(self._aside, self._path)
 
     def abort(self) -> None:
-        """Delete the recording."""
+        """Deletes the unfinished file."""
         if self._encoder is not None:
             self._encoder.close()
             self._encoder = None

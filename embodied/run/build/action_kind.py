@@ -107,7 +107,7 @@ class ActionKind(Protocol):
 
 
 class RobotKind(ActionKind):
-    """Kind of a robot: the policy moves it by numbers, or by one of N actions."""
+    """Answers for envs of robots: the policy moves them by numbers, or by one of N actions."""
 
     has_steps = True
     from_rows = False
@@ -154,7 +154,7 @@ class RobotKind(ActionKind):
 
 
 class TextKind(ActionKind):
-    """Kind of an env of texts, which the policy writes."""
+    """Answers for envs of texts, which the policy writes."""
 
     has_steps = False
     from_rows = True

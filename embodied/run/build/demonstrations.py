@@ -28,7 +28,7 @@ class Demonstrated:
 
 
 def read_episodes(config: schema.Config, spec: EnvSpec, kwargs: Mapping[str, Any]) -> Demonstrated:
-    """Reads episodes of robots.
+    """Reads the demonstrated episodes of robots that a supervised run learns from.
 
     Args:
         kwargs: keyword arguments of the env.
@@ -77,7 +77,7 @@ def _check_once(paths: Sequence[str]) -> None:
 
 
 def reader_of(data: schema.DataConfig) -> Reader:
-    """Makes the reader of demonstrated answers."""
+    """Makes the reader of demonstrated prompt-answer pairs that the configuration describes."""
     columns = Columns(
         data.prompt_key, data.response_key, data.messages_key or "messages", data.system_prompt, data.image_key
     )
@@ -86,7 +86,7 @@ def reader_of(data: schema.DataConfig) -> Reader:
 
 
 def read_texts(config: schema.Config) -> Demonstrated:
-    """Reads demonstrated answers. Raises :class:`DatasetError`."""
+    """Reads the demonstrated prompt-answer pairs that a supervised run learns from. Raises :class:`DatasetError`."""
     data, reader = config.data, reader_of(config.data)
     paths, part = data.train_data_paths, Part.of(data.train_subset, data.train_split, data.train_revision)
     validation = Part.of(data.val_subset, data.val_split, data.val_revision)

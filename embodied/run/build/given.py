@@ -41,7 +41,7 @@ class ConfiguredEnv:
 
 
 class Sides(NamedTuple):
-    """The envs of a run."""
+    """The envs of a run, for training and for evaluations."""
 
     train: ConfiguredEnv
     eval: ConfiguredEnv

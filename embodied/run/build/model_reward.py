@@ -64,7 +64,7 @@ class ModelReward:
         self._model, self._weight, self._held = model, weight, held
 
     def describe(self) -> Mapping[str, str]:
-        """A few facts for the console."""
+        """Returns a few facts on the reward model for the console."""
         return {**self._model.describe(), **({"processes": self._held} if self._held else {})}
 
     def __call__(

@@ -38,7 +38,7 @@ class Conditions:
 
     @property
     def head(self) -> list[str]:
-        """Lines for the head of the table."""
+        """Lines that describe the conditions above the success table."""
         episodes = "1 episode" if self.episodes_per_task == 1 else f"{self.episodes_per_task} episodes"
         episodes += f" × {self.group_size}" if self.group_size > 1 else ""
         return [f"{episodes} of each task, {self.starts}", f"each episode {self.limit}"]

@@ -275,7 +275,7 @@ class EvaluationRunner:
         return replace(under, episodes_per_task=per_task, group_size=counts.most, sampling={})
 
     def close(self) -> None:
-        """Ends workers that stayed."""
+        """Ends env workers that were kept for the next evaluation."""
         self._kept.close()
 
 

@@ -51,7 +51,7 @@ class Protocol:
 
     @property
     def head(self) -> str:
-        """A line for the head of the evaluation's table."""
+        """A line that names the protocol above the success table."""
         but = ", but " + ", ".join(f"{key}={value}" for key, value in self.changed.items()) if self.changed else ""
         return f"protocol {self.name or 'of no name'} ({self.hash}){but}"
 

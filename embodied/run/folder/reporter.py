@@ -224,11 +224,11 @@ class WritesReports(Protocol):
         """Writes the last report, and waits for it."""
 
     def close(self) -> None:
-        """Ends what is still being written."""
+        """Ends a report that is still being written."""
 
 
 class NoReports:
-    """Writes no reports."""
+    """Stands for the writer of reports where none are wanted: does nothing."""
 
     def refresh(self) -> None:
         pass

@@ -25,7 +25,7 @@ from embodied.runtime.slab import available_memory
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The memory that a run will take, and what there is."""
+    """The memory that a run will take, compared with what this machine has."""
 
     config: schema.Config
     processes: Group

@@ -190,7 +190,7 @@ class Collector:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Ends the workers."""
+        """Ends the env workers."""
         if self._workers is not None:
             self._workers.close()
 

@@ -28,7 +28,7 @@ Judge = Callable[[Sequence[EpisodeResult]], list[bool]]
 
 @dataclass(frozen=True)
 class Collected:
-    """An iteration's episodes."""
+    """The episodes that an iteration has collected, and those that it trains on."""
 
     results: list[EpisodeResult]  # those to be trained on, in the order of rounds and plan, with records
     episodes: list[EpisodeResult]  # all that were run with sampling; rows of dropped ones hold other records by now

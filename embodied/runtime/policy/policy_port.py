@@ -61,7 +61,7 @@ class PolicyPort(Protocol):
     """
 
     def begin(self, draw: Draw) -> None:
-        """Begin a rollout with the present weights, instructions and sampling. Nothing is pending."""
+        """Begins a rollout with the present weights, instructions and sampling. Nothing is pending."""
         ...
 
     def submit(self, requests: Sequence[Request]) -> None:

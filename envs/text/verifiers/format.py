@@ -37,7 +37,7 @@ class Format:
             ) from error
 
     def load(self) -> None:
-        """Import nothing."""
+        """Does nothing: nothing has to be imported."""
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         if self._pattern is None:

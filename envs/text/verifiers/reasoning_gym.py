@@ -30,7 +30,7 @@ class ReasoningGym:
         self._success_at = success_at
 
     def load(self) -> None:
-        """Import nothing: the scorer is there already."""
+        """Does nothing: the scorer is there already."""
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         """Raises :class:`VerifierFailed` if the problem has no scorer, or its score is no number."""

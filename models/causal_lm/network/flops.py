@@ -28,7 +28,7 @@ class Work:
 
 
 def work_of(trunk: Trunk) -> Work:
-    """Reads the sizes of a network without adapters."""
+    """Reads the sizes of a network without adapters, from which FLOPs are counted."""
     config = trunk.config
     weights = sum(m.in_features * m.out_features for m in trunk.layers.modules() if isinstance(m, nn.Linear))
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

@@ -13,7 +13,7 @@ from .config import N_BINS, NetConfig, TowerConfig
 
 @dataclass(frozen=True)
 class Flops:
-    """FLOPs of one row's forward pass."""
+    """FLOPs of one row's forward pass, by part of the network."""
 
     vision: int
     projector: int  # projector, with the proprio token

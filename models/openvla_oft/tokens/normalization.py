@@ -154,7 +154,7 @@ class Statistics:
         return {"statistics": json.dumps({"name": self.name, **blocks})} if self.action is not None else {}
 
     def describe(self) -> str:
-        """Name, kind and how the kind was found, for the user."""
+        """Describes the ranges for the user: name, kind, and how the kind was found."""
         if self.action is None:
             return "the env's action range"
         return f"'{self.name}', {self.normalization.kind} ({self.normalization.reason})"

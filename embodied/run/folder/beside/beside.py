@@ -45,7 +45,7 @@ class Beside:
             os.setpriority(os.PRIO_PGRP, self._process.pid, os.getpriority(os.PRIO_PROCESS, 0))
 
     def wait(self) -> None:
-        """Blocks until it ends."""
+        """Blocks until the process ends."""
         self._process.wait()
 
     def failure(self) -> str:
@@ -60,7 +60,7 @@ class Beside:
         return text or f"its process ended with status {status}"
 
     def kill(self) -> None:
-        """Ends it, and what it has started as well."""
+        """Kills the process, and what it has started as well."""
         if self.runs():
             self._process.end()
 
@@ -90,8 +90,8 @@ class NewestNext:
             return left_out
 
     def hurry(self) -> None:
-        """Gives the program the priority of the run, now and from here on. Call it when the run only waits for it: of
-        the lowest priority it may never end where other work takes all cores."""
+        """Raises the priority to that of the run, now and for later programs. Call it when the run only waits for it:
+        of the lowest priority it may never end where other work takes all cores."""
         with self._lock:
             self._behind = False
             if self._process is not None:

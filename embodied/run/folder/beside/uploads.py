@@ -52,7 +52,7 @@ class Uploads:
 
     @property
     def reading(self) -> Collection[Path]:
-        """Folders that are being sent, or will be."""
+        """Exported folders that are being uploaded, or will be."""
         return [folder for way in self._ways for folder in way.reading if folder is not None]
 
     def exported(self, folder: Path) -> None:
