@@ -76,7 +76,8 @@ class Policy(Protocol):
 
 @runtime_checkable
 class PreparesPictures(Protocol):
-    """A policy may say how it prepares pictures: success depends on it, so it is part of an evaluation's protocol."""
+    """Interface of a policy that says how it prepares pictures: success depends on it, so it is part of an evaluation's
+    protocol."""
 
     def pictures(self) -> Mapping[str, Any]:
         """Returns how the policy prepares pictures, as values of JSON; under the names of the keys of ``actor.model``
@@ -86,7 +87,7 @@ class PreparesPictures(Protocol):
 
 @runtime_checkable
 class CountsTokens(Protocol):
-    """A count of tokens that a policy of texts may offer besides. With it micro-batches can be filled by tokens
+    """Interface of a policy of texts that counts tokens. With it micro-batches can be filled by tokens
     (``runner.enable_dynamic_batch_size``)."""
 
     def tokens(self, records: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -122,7 +123,7 @@ class ShowsTokens(Protocol):
 
 @runtime_checkable
 class Decodes(Protocol):
-    """Generation token by token, with lanes that are refilled as they end: a :class:`Policy` may offer it. Then
+    """Interface of a policy that generates token by token, in lanes that are refilled as they end. Then
     ``embodied.runtime.policy.decoder`` answers observations in lanes, in place of one call of :meth:`Policy.act`."""
 
     def decoding(self, lanes: int, enforce_eager: bool = True) -> Decoding:
@@ -198,14 +199,14 @@ class HasExtraState(Protocol):
         ...
 
     def load_extra_state(self, found: Mapping[str, str]) -> None:
-        """Load what :meth:`extra_state` gave; nothing of it is left to decide."""
+        """Loads what :meth:`extra_state` returned; nothing of it is left to decide."""
         ...
 
 
 @runtime_checkable
 class CountsFlops(Protocol):
-    """A count of operations that a policy may offer besides. With it training logs its floating-point operations, and
-    records that cost about as much share a micro-batch."""
+    """Interface of a policy that counts its floating-point operations. With it training logs them, and records that
+    cost about as much share a micro-batch."""
 
     def flops(self, records: Mapping[str, np.ndarray], training: bool) -> np.ndarray:
         """Floating-point operations of each of n records, float64 [n]: of the forward pass, with ``training`` of the
@@ -219,7 +220,8 @@ class CountsFlops(Protocol):
 
 @runtime_checkable
 class Clonable(Protocol):
-    """Learning from demonstrations (``embodied.sft``): a policy may offer it beside :class:`Policy`."""
+    """Interface of a policy that can learn from demonstrations (``embodied.sft``) by log-probs; offered beside
+    :class:`Policy`."""
 
     def encode_actions(self, actions: Tensor) -> Mapping[str, Tensor]:
         """Encode ``actions`` [B, K, …], as the env takes them (``EnvSpec.action``), as fields of a decision, each
@@ -269,7 +271,7 @@ class UsesStatistics(HasExtraState, Protocol):
 
 @runtime_checkable
 class Shardable(Protocol):
-    """Sharding of weights over several training processes (fsdp2): a policy may offer it besides."""
+    """Interface of a policy that names the units in which its weights are sharded over training processes (fsdp2)."""
 
     def shard_modules(self) -> Sequence[Module]:
         """The modules whose weights are gathered and freed together: the transformer's layers. None lies inside
@@ -279,7 +281,7 @@ class Shardable(Protocol):
 
 
 class Team(Protocol):
-    """Processes that compute each text together, as one of them sees them."""
+    """Interface of a team of processes that compute each text together, as one of them sees it."""
 
     @property
     def rank(self) -> int:
@@ -299,7 +301,8 @@ class Team(Protocol):
 
 @runtime_checkable
 class SplitsTexts(Protocol):
-    """Texts that are too long for one device: a policy may let several processes compute each of them."""
+    """Interface of a policy that lets several processes compute each text, for texts that are too long for
+    one device."""
 
     @property
     def context_parallel_size(self) -> int:

@@ -74,8 +74,8 @@ class Exported:
 
 @runtime_checkable
 class ServedByEngine(Protocol):
-    """Generation by an inference engine in a process of its own (``rollout.backend``): a :class:`Policy` of texts may
-    offer it. The engine gets tokens and gives tokens; texts and bytes stay with the policy.
+    """Interface of a policy of texts whose generation an inference engine can do, in a process of its own
+    (``rollout.backend``). The engine gets tokens and gives tokens; texts and bytes stay with the policy.
     ``embodied.runtime.engine`` uses it."""
 
     @property
@@ -107,7 +107,7 @@ class ServedByEngine(Protocol):
 
 @runtime_checkable
 class Exports(Protocol):
-    """Folders that other programs read: a policy may offer them (``embodied.tools.export``)."""
+    """Interface of a policy that can be written as folders that other programs read (``embodied.tools.export``)."""
 
     @property
     def export_formats(self) -> Mapping[str, str]:

@@ -90,8 +90,8 @@ _KEEP = "start again, and leave the file as it is during a run: write a new vers
 
 @dataclass(frozen=True)
 class SourceFolder(SourceFile):
-    """A folder of files in the state in which it was first seen: the sum of their sizes, the last change of one, and
-    their names. Hidden files do not count, nor does the time of change of a folder."""
+    """A folder of data files with the sizes, names and newest time of change that it had when it was first seen. Hidden
+    files do not count, nor does the time of change of a folder."""
 
     names: str = ""  # digest
 
@@ -129,10 +129,11 @@ _next_check: dict[SourceFolder, float] = {}  # folder → when to look again, se
 
 
 class SourceName(SourceFile):
-    """A data set that is known by its name; what it holds is that of the copy that was made of it."""
+    """A data set of the hub, known by its name alone; its rows are read from a local copy, which does not change."""
 
     @classmethod
     def of(cls, path: Path) -> SourceName:
+        """Makes the source of a hub data set's name."""
         return cls(path, 0, 0)
 
     def check(self) -> None:

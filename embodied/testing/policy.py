@@ -104,6 +104,7 @@ class FakePolicy(nn.Module):
         return {"task": task_rows(texts, self._tasks, self.task.num_embeddings)}
 
     def probe(self, obs: Mapping[str, Tensor]) -> Sequence[str]:
+        """Reports nothing: no part of this policy is left open."""
         return ()
 
     def act(self, obs: Mapping[str, Tensor], noise: Tensor, sampling: Sampling) -> Decision:
@@ -163,6 +164,7 @@ class FakePolicy(nn.Module):
         return {} if self._statistics is None else {"statistics": json.dumps(self._statistics)}
 
     def load_extra_state(self, found: Mapping[str, str]) -> None:
+        """Loads what :meth:`extra_state` returned."""
         if "statistics" in found:
             values = json.loads(found["statistics"])
             self.use_statistics(values.pop("name"), values)

@@ -91,8 +91,8 @@ class SlotEnv(gymnasium.Env[np.ndarray, Any]):
 
 
 class HostedBatch:
-    """Hosts the slots of a worker in a gymnasium vector env (:class:`embodied.protocols.BatchEnv`); each behaves as it
-    does alone.
+    """Hosts ``num_slots`` slots of a worker in a gymnasium vector env, with ``apart`` each in a process
+    (:class:`embodied.protocols.BatchEnv`); each behaves as it does alone.
 
     Args:
         slot: an env of one slot, copied for each.

@@ -163,6 +163,7 @@ class MLPPolicy(nn.Module):
         return {"task": torch.tensor(rows)}
 
     def probe(self, obs: Mapping[str, Tensor]) -> Sequence[str]:
+        """Reports nothing: weights of this network leave nothing open."""
         return ()
 
     @torch.no_grad()
@@ -241,6 +242,7 @@ class MLPPolicy(nn.Module):
         return {} if self._statistics is None else {"statistics": json.dumps(self._statistics)}
 
     def load_extra_state(self, found: Mapping[str, str]) -> None:
+        """Loads what :meth:`extra_state` returned."""
         if "statistics" in found:
             values = json.loads(found["statistics"])
             self.use_statistics(values.pop("name"), values)
