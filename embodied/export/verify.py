@@ -301,7 +301,7 @@ class _Runs:
 
 
 def agreement(
-    policy: Policy, theirs: PolicyRun, env: EnvSpec, within: Tolerance, batch: int, device: torch.device
+    policy: Policy, theirs: PolicyRun, env: EnvSpec, tolerance: Tolerance, batch: int, device: torch.device
 ) -> Agreement:  # fmt: skip
     """Compares ``policy``'s greedy actions with another's, on the same observations in batches of the same size."""
     assert theirs.seen.obs is not None
@@ -318,7 +318,7 @@ def agreement(
         with torch.inference_mode():
             answers.append(policy.act(given, noise, GREEDY).fields["actions"][: len(rows)].cpu().numpy())
     apart = distance(theirs.actions, np.concatenate(answers), env)
-    equal = apart <= within.largest
+    equal = apart <= tolerance.largest
     episodes = tuple(float(equal[theirs.owners == place].mean()) for place in np.unique(theirs.owners))
     return Agreement(len(apart), float(equal.mean()), float(apart.max()), float(apart.mean()), episodes)
 

@@ -140,7 +140,7 @@ class SourceName(SourceFile):
         """Does nothing: the copy does not change."""
 
 
-def cached(file: SourceFile, what: str, make: Callable[[BinaryIO], None], load: Callable[[Path], T]) -> T:
+def cached(file: SourceFile, label: str, make: Callable[[BinaryIO], None], load: Callable[[Path], T]) -> T:
     """Loads a derived file (offsets, a copy) from the cache, and makes it first if there is none for this state of the
     source file.
 
@@ -148,7 +148,7 @@ def cached(file: SourceFile, what: str, make: Callable[[BinaryIO], None], load: 
     kept, each call works it out, into a temporary file that has no name any more when it is loaded.
 
     Args:
-        what: distinguishes several things about one file; part of the name.
+        label: distinguishes several things about one file; part of the name.
         make: writes it.
         load: reads it. Errors of Python, numpy and zip files (``_DAMAGED``) mean that it is damaged.
 
@@ -160,7 +160,7 @@ def cached(file: SourceFile, what: str, make: Callable[[BinaryIO], None], load: 
         return _made(file, make, load)
     folder = cache_folder("text")
     name, state = _digest(str(file.path)), _digest(VERSION, *file.state)
-    target = folder / f"{name}-{state}-{what}"
+    target = folder / f"{name}-{state}-{label}"
     if target.exists():
         try:
             return load(target)

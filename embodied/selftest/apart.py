@@ -17,7 +17,7 @@ from embodied.runtime.pool.placement import egl_indices, render_environment, vis
 REFUSED = 3  # exit status: the last line of what was printed is an error as JSON
 
 
-def ask(module: str, what: str, file: Path, device: str) -> None:
+def ask(module: str, name: str, file: Path, device: str) -> None:
     """Runs ``python -m MODULE WHAT FILE`` in a child process, which writes its result to the file (:func:`answer`).
 
     Args:
@@ -27,7 +27,7 @@ def ask(module: str, what: str, file: Path, device: str) -> None:
         EmbodiedError: what was refused there, or how the process ended; what it printed goes to standard error.
     """
     done = subprocess.run(
-        [sys.executable, "-m", module, what, str(file)], capture_output=True, text=True, encoding="utf-8",
+        [sys.executable, "-m", module, name, str(file)], capture_output=True, text=True, encoding="utf-8",
         errors="replace", env={**os.environ, **placed(device, visible_gpus())},
     )  # fmt: skip
     lines = done.stderr.strip().splitlines()
@@ -39,8 +39,8 @@ def ask(module: str, what: str, file: Path, device: str) -> None:
     if done.returncode or not file.exists():
         print(done.stdout[-2000:], done.stderr[-4000:], sep="\n", file=sys.stderr)
         raise WorkerDiedError(
-            f"the process for {what} {how_it_ended(done.returncode)}: {lines[-1] if lines else 'no word'}",
-            f"see all that it says: python -m {module} {what} /tmp/{file.name}",
+            f"the process for {name} {how_it_ended(done.returncode)}: {lines[-1] if lines else 'no word'}",
+            f"see all that it says: python -m {module} {name} /tmp/{file.name}",
         )
 
 

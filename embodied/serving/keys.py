@@ -42,11 +42,11 @@ def fillable(env: EnvSpec) -> list[str]:
     return [PROMPT, *fields_of(env), *map(camera, env.cameras)]
 
 
-def keys_of(env: EnvSpec, more: Mapping[str, str]) -> dict[str, str]:
+def keys_of(env: EnvSpec, renamed: Mapping[str, str]) -> dict[str, str]:
     """Maps each key of a request to what of an observation it fills.
 
     Args:
-        more: keys of the user's own.
+        renamed: keys of the user's own.
 
     Raises:
         UnknownNameError: one of them fills something that the env does not have.
@@ -57,10 +57,10 @@ def keys_of(env: EnvSpec, more: Mapping[str, str]) -> dict[str, str]:
         if number < len(env.cameras):
             known |= dict.fromkeys(names, camera(env.cameras[number]))
     known = {key: field for key, field in known.items() if field in own}
-    for field in more.values():
+    for field in renamed.values():
         if field not in own:
             raise unknown_name("field", field, own, "FIELD in --map KEY=FIELD")
-    return {**known, **own, **more}
+    return {**known, **own, **renamed}
 
 
 def parse(pairs: Sequence[str]) -> dict[str, str]:

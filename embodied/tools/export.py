@@ -210,7 +210,7 @@ def run(
 
 
 def facts_of(
-    checkpoint: Path, kind: str, meta: Meta, written: Exported, policy: Policy, env: EnvSpec
+    checkpoint: Path, kind: str, meta: Meta, exported: Exported, policy: Policy, env: EnvSpec
 ) -> ExportFile:  # fmt: skip
     """Makes the content of ``embodied.json`` for an export."""
     from embodied.learn.checkpoint.exported import ExportFile
@@ -220,8 +220,8 @@ def facts_of(
     source[NOTED] = export_note(checkpoint)
     printed = {"num_action_chunks": policy.spec.num_action_chunks, "describe": dict(policy.describe())}
     return ExportFile(
-        kind, written.dtype, to_json(env), printed, dict(written.model), source, dict(written.measured),
-        written.rounding,
+        kind, exported.dtype, to_json(env), printed, dict(exported.model), source, dict(exported.measured),
+        exported.rounding,
     )  # fmt: skip
 
 

@@ -119,20 +119,20 @@ def adapter_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def save_adapter(
-    model: nn.Module, folder: Path, base: str | None = None, whole: Mapping[str, Tensor] = NONE
+    model: nn.Module, folder: Path, base: str | None = None, in_full: Mapping[str, Tensor] = NONE
 ) -> None:  # fmt: skip
     """Writes a folder that peft and ``lora_path`` read. For adapted models only.
 
     Args:
         base: where the network below lies, for peft's configuration.
-        whole: tensors of modules that were trained in full, by name; peft calls them ``modules_to_save``.
+        in_full: tensors of modules that were trained in full, by name; peft calls them ``modules_to_save``.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    state = adapter_state(model) | {_PREFIX + name: t.detach().cpu().contiguous() for name, t in whole.items()}
+    state = adapter_state(model) | {_PREFIX + name: t.detach().cpu().contiguous() for name, t in in_full.items()}
     save_file(state, str(folder / ADAPTER_FILE), metadata={"format": "pt"})
     config: LoraConfig = copy.copy(model.peft_config["default"])  # type: ignore[index, assignment]
     config.base_model_name_or_path = base or config.base_model_name_or_path
-    config.modules_to_save = sorted({name.rpartition(".")[0] for name in whole}) or None
+    config.modules_to_save = sorted({name.rpartition(".")[0] for name in in_full}) or None
     config.save_pretrained(str(folder))
 
 

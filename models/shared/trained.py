@@ -52,11 +52,13 @@ def lora_config(settings: Any, targets: Sequence[str] | str | None, exclude: str
     )
 
 
-def choose_trained(policy: nn.Module, settings: Trains, whole: Sequence[str], prefix: str, hint: str = "") -> None:
+def choose_trained(
+    policy: nn.Module, settings: Trains, trained_in_full: Sequence[str], prefix: str, hint: str = ""
+) -> None:
     """Sets ``requires_grad`` of every parameter: ``is_lora`` first, then trainable_map, then freeze_pattern.
 
     Args:
-        whole: modules that are trained in full beside adapters.
+        trained_in_full: modules that are trained in full beside adapters.
         prefix: what the policy puts in front of names, e.g. ``model.``; prefixes fit with it and without.
         hint: more of the fix for a pattern that fits nothing.
 
@@ -65,7 +67,7 @@ def choose_trained(policy: nn.Module, settings: Trains, whole: Sequence[str], pr
     """
     _check_matches([name for name, _ in policy.named_parameters()], settings, prefix, hint)
     for name, parameter in policy.named_parameters():
-        trained = _is_trained(name, settings, (*whole, *settings.saved_modules), prefix)
+        trained = _is_trained(name, settings, (*trained_in_full, *settings.saved_modules), prefix)
         if trained and not parameter.is_floating_point():
             reason = f"its weights are frozen, and {name} is to be trained"
             raise bad(KEY, settings.quantization_bit, reason, "set it to null, or train other layers in full")

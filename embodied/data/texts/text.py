@@ -171,11 +171,11 @@ class TextSamples:
     """
 
     def __init__(
-        self, written: Sequence[DemonstratedAnswer], max_bytes: int, pictures: ArraySpec | None = None
+        self, answers: Sequence[DemonstratedAnswer], max_bytes: int, pictures: ArraySpec | None = None
     ) -> None:
-        self._written, self._max_bytes, self._pictures = written, max_bytes, pictures
+        self._written, self._max_bytes, self._pictures = answers, max_bytes, pictures
         self._check_pictures()
-        longest = max((len(one.response.encode(errors="replace")) for one in written), default=0)
+        longest = max((len(one.response.encode(errors="replace")) for one in answers), default=0)
         if longest > max_bytes:
             raise DatasetError(
                 f"a demonstrated answer has {longest} bytes, and the env takes {max_bytes}",

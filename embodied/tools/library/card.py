@@ -29,22 +29,22 @@ def run_of(checkpoint: Path) -> Path:
 
 
 def card(
-    checkpoint: Path, meta: Meta, written: Exported, out: Path, results: Sequence[tuple[str, Mapping[str, Any]]]
+    checkpoint: Path, meta: Meta, exported: Exported, out: Path, results: Sequence[tuple[str, Mapping[str, Any]]]
 ) -> str:  # fmt: skip
     """Makes the model card, README.md of the folder ``out``, as model hubs show it.
 
     Args:
         results: those of :func:`evaluations_of`.
     """
-    head = yaml.safe_dump({"library_name": written.library, "tags": ["embodied", "reinforcement-learning"]}).strip()
+    head = yaml.safe_dump({"library_name": exported.library, "tags": ["embodied", "reinforcement-learning"]}).strip()
     after = f"{meta.iteration} iterations" + (f" and {meta.steps} optimizer steps" if meta.steps else "")
     parts = [
         f"---\n{head}\n---",
         f"# {run_of(checkpoint).name}",
         f"Trained with embodied: weights after {after} ({meta.weight_version} optimizer updates), from `{checkpoint}`.",
         "\n".join(["| | |", "|---|---|", *(f"| {name} | {_cell(fact)} |" for name, fact in meta.policy.items())]),
-        *written.notes,
-        f"```python\n{written.usage.replace('FOLDER', str(out))}\n```",
+        *exported.notes,
+        f"```python\n{exported.usage.replace('FOLDER', str(out))}\n```",
         *(part for name, found in results for part in _evaluation(name, found)),
         *([] if results else ["## Evaluation", "Not evaluated."]),
     ]
