@@ -50,16 +50,16 @@ def our_name(kind: str, name: str) -> str:
     return (MODELS if kind == "model" else ENVS).get(name.lower(), name)
 
 
-def choose(migration: Migration, chosen: Chosen, problems: bool) -> None:
+def choose(migration: Migration, chosen: Chosen, names_problems: bool) -> None:
     """Fills the groups of a migration: what a key says comes before the list of defaults.
 
     Args:
-        problems: whether their file names data of problems.
+        names_problems: whether their file names data of problems.
     """
     said = {group: our_name(group.partition(".")[0], name) for group, name in chosen.items()}
     for note in migration.notes:
         said |= {name: str(note.settings[name]) for name in NAMES if name in note.settings and note.key != "defaults"}
-    if "env" not in said and "env" not in migration.open and problems:
+    if "env" not in said and "env" not in migration.open and names_problems:
         said["env"] = "math"
     if said.get("env") == "math" and "model" not in migration.open:
         said.setdefault("model", "causal_lm")

@@ -86,7 +86,7 @@ def step(
         return loss.item()
 
     with unwatched("update", rows) as passed:
-        return engine.take([torch.arange(rows)], passed, backward, hook=before_step).loss
+        return engine.take([torch.arange(rows)], passed, backward, before_clip=before_step).loss
 
 
 def engine_of(built: BuiltPolicy, parallel: Parallel | None = None) -> StepEngine:

@@ -84,9 +84,9 @@ class StepEngine:
         parts: Sequence[Part],
         passed: Passed,
         backward: Callable[[Part], float],
-        hook: Callable[[], bool] = lambda: True,
-        inspect: Callable[[float], None] = lambda norm: None,
-        during: AbstractContextManager[Any] | None = None,
+        before_clip: Callable[[], bool] = lambda: True,
+        on_norm: Callable[[float], None] = lambda norm: None,
+        passes_within: AbstractContextManager[Any] | None = None,
     ) -> OptimizerStep:
         """Takes one optimizer step: backward passes of all parts, gradients summed over ranks, clipped, applied. All
         ranks call it.
@@ -95,9 +95,9 @@ class StepEngine:
             parts: what this rank computes, in order. Under FSDP all ranks have equally many.
             passed: told of each pass; may end the update between two of them.
             backward: forward and backward pass of a part; its share of the loss.
-            hook: called when the gradients are summed, before they are clipped; False: leave the step out.
-            inspect: given the norm of a gradient that will be applied, after it was clipped.
-            during: entered for the passes.
+            before_clip: called when the gradients are summed, before they are clipped; False: leave the step out.
+            on_norm: given the norm of a gradient that will be applied, after it was clipped.
+            passes_within: entered for the passes.
 
         Raises:
             NumericalError: too many updates in a row were not finite.
@@ -105,13 +105,13 @@ class StepEngine:
         """
         self.optimizer.zero_grad(set_to_none=True)
         loss = 0.0
-        with during or nullcontext():
+        with passes_within or nullcontext():
             for part, last in until_stopped(parts, passed, self.parallel):
                 self.parallel.last_pass(last)
                 loss += backward(part)
         loss = self.parallel.group.add(loss)
         self.parallel.sum_gradients()
-        if not hook():
+        if not before_clip():
             return self._leave_out(Outcome.ABANDONED, loss)
         self.loss_scale.unscale(self.optimizer)
         norm = self.parallel.clip(self._optim.clip_grad)
@@ -119,7 +119,7 @@ class StepEngine:
             return self._leave_out(Outcome.OVERFLOW, loss, norm)
         if not self.finite.accepts(loss, norm, self.weight_version + 1):
             return self._leave_out(Outcome.NOT_FINITE, loss, norm)
-        inspect(norm)
+        on_norm(norm)
         self._apply()
         return OptimizerStep(Outcome.MADE, loss, norm)
 

@@ -47,9 +47,9 @@ def engine(place: Place) -> Iterator[Measured]:
     yield from against_lanes(place)
 
 
-def against_lanes(place: Place, *more: str) -> Iterator[Measured]:
+def against_lanes(place: Place, *overrides: str) -> Iterator[Measured]:
     """Measures an inference engine against the policy's own decoding in lanes."""
-    one = built_policy(place.device, *KEYS, *more)
+    one = built_policy(place.device, *KEYS, *overrides)
     one = replace(one, drawn=replace(one.drawn, do_sample=False))
     asked, spec = question(one, ROWS), one.policy.spec
     wanted = learning.decide(one, asked)
