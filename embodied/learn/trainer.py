@@ -272,8 +272,8 @@ class Trainer(Stepping):
 
         taken = self.engine.take(
             self._micro_batches(own, batch, chosen, keep, metrics), passed, backward,
-            before_clip=lambda: self._check_gradients(metrics), on_norm=lambda norm: self._measure_value_head(norm, metrics),
-            passes_within=value_only,
+            before_clip=lambda: self._check_gradients(metrics),
+            on_norm=lambda norm: self._measure_value_head(norm, metrics), passes_within=value_only,
         )  # fmt: skip
         metrics.add_step(taken)
         return taken.outcome != Outcome.ABANDONED
