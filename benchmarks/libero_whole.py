@@ -24,7 +24,7 @@ from _measure import judge, machine, save
 from quickstart import DOCS, Steps, evaluation, fill, history, newest, success
 
 from embodied.evaluation.compare import compare
-from embodied.evaluation.results import read, written
+from embodied.evaluation.results import evaluation_files, read
 
 BEGIN = "<!-- written by benchmarks/libero_whole.py -->"
 BEFORE = "before"
@@ -77,11 +77,11 @@ def learn_all(steps: Steps, at_once: int) -> None:
 def collect(out: Path) -> dict[str, Any]:
     """What each complete run did, by algorithm and seed."""
     runs = {}
-    before = read(str(written(out / "runs" / BEFORE)[-1]))
+    before = read(str(evaluation_files(out / "runs" / BEFORE)[-1]))
     for name in (f"{algorithm}-{seed}" for algorithm in ALGORITHMS for seed in SEEDS):
         if not (out / f"{name}.json").exists():
             continue
-        found = compare(before, read(str(written(out / "runs" / name)[-1])))
+        found = compare(before, read(str(evaluation_files(out / "runs" / name)[-1])))
         parts = parts_of(out, name)
         row, done = found.over_all, [json.loads((out / f"{part}.json").read_text(encoding="utf-8")) for part in parts]
         runs[name.replace("-", " ")] = {

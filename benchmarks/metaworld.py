@@ -24,7 +24,7 @@ from _measure import judge, machine, save
 from quickstart import DOCS, EPISODES, OTHER_STARTS, SEEDS, Steps, fill, history, newest, percent, success
 
 from embodied.evaluation.compare import compare
-from embodied.evaluation.results import read, written
+from embodied.evaluation.results import evaluation_files, read
 
 BEGIN = "<!-- written by benchmarks/metaworld.py -->"
 ENV = "quickstart_metaworld"
@@ -62,11 +62,11 @@ def learn_all(steps: Steps, common: Sequence[str]) -> None:
 
 def collect(out: Path) -> dict[str, Any]:
     """What each complete run did."""
-    before, runs = read(str(written(out / "runs" / BEFORE)[-1])), {}
+    before, runs = read(str(evaluation_files(out / "runs" / BEFORE)[-1])), {}
     for name in (f"{algorithm}-{seed}" for algorithm, seed in product(EXPERIMENTS, SEEDS)):
         if not (out / f"{name}-after.json").exists():
             continue
-        row = compare(before, read(str(written(out / "runs" / f"{name}-after")[-1]))).over_all
+        row = compare(before, read(str(evaluation_files(out / "runs" / f"{name}-after")[-1]))).over_all
         done = json.loads((out / f"{name}.json").read_text(encoding="utf-8"))
         runs[name.replace("-", " ")] = {
             "after": success(out, f"{name}-after"), "difference": row.difference, "low": row.low, "high": row.high,

@@ -20,7 +20,7 @@ from _measure import judge, machine, save
 from quickstart import DOCS, Steps, fill, history
 
 from embodied.evaluation.compare import Rate, compare
-from embodied.evaluation.results import read, written
+from embodied.evaluation.results import evaluation_files, read
 
 BEGIN = "<!-- written by benchmarks/quickstart_libero.py -->"
 EXPERIMENT = "quickstart_libero"
@@ -42,7 +42,7 @@ def collect(out: Path, seeds: list[int]) -> dict[str, Any]:
         name = f"seed-{seed}"
         if not (out / f"{name}.json").exists():
             continue
-        files = written(out / "runs" / name)
+        files = evaluation_files(out / "runs" / name)
         found = compare(read(str(files[0])), read(str(files[-1])))
         row, done = found.over_all, json.loads((out / f"{name}.json").read_text(encoding="utf-8"))
         runs[str(seed)] = {

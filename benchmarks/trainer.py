@@ -35,7 +35,7 @@ from embodied.models.openvla_oft.build import build
 from torch import Tensor
 
 from embodied.learn.batch import Batch
-from embodied.learn.step.passes import OwnRecords
+from embodied.learn.step.passes import RankRecords
 from embodied.learn.step.update_metrics import UpdateMetrics
 from embodied.learn.trainer import Trainer
 from embodied.protocols import Policy
@@ -56,7 +56,7 @@ class PaddedTrainer(Trainer):
         self._objective.carries_gradient = lambda batch: torch.ones(len(batch), dtype=torch.bool)  # type: ignore[method-assign]
 
     def _micro_batches(
-        self, own: OwnRecords, batch: Batch, chosen: Tensor, keep: Tensor, metrics: UpdateMetrics
+        self, own: RankRecords, batch: Batch, chosen: Tensor, keep: Tensor, metrics: UpdateMetrics
     ) -> list[Tensor]:
         metrics.samples += len(chosen)
         return list(torch.arange(len(chosen)).split(self.actor.micro_batch_size))

@@ -21,6 +21,9 @@ from embodied.observe.terminal import streams
 
 
 class Verb(NamedTuple):
+    """A verb of the command line, such as ``train``: its module, its line of help, and whether it composes a
+    configuration."""
+
     module: str
     meaning: str
     composed: bool = False  # it takes GROUP=NAME and KEY=VALUE
@@ -80,8 +83,8 @@ def piped(main: Callable[[], int]) -> int:
 
 
 def see_current_folder() -> None:
-    """Lets this process, and so its workers, import what lies in the current folder, as ``python -m`` does: a console
-    script would see its own folder alone. ``python -P`` and ``PYTHONSAFEPATH`` ask for none of it."""
+    """Puts the current folder on the import path of this process and its workers, as ``python -m`` does; not with
+    ``python -P`` or ``PYTHONSAFEPATH``."""
     if sys.flags.safe_path:
         return
     try:

@@ -89,7 +89,7 @@ class CheckpointError(EmbodiedError):
 
 
 class DamagedCheckpointError(CheckpointError):
-    """What is there is not what was written."""
+    """A checkpoint's files are not those that were written: their checksums or sizes differ."""
 
 
 class DatasetError(EmbodiedError):

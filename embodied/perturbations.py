@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Perturbation:
-    """What is done to an episode, and how much of it. Every default leaves the episode as it is.
+    """Strengths of the perturbations of an episode: cameras, pictures, actions, time. Every default leaves the episode
+    as it is.
 
     The direction of a camera's motion, the sign of brightness and contrast, noise and dropped frames are drawn for each
     start. They do not depend on the strength: a stronger perturbation goes further in the same direction.
@@ -65,7 +66,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Perturbed:
-    """How an episode of a plan is perturbed."""
+    """The condition under which an episode of a plan is perturbed, and the key of its random numbers."""
 
     condition: Condition
     place: int  # keys what is drawn: id of the unperturbed episode with the same start; in training that of the group
@@ -73,7 +74,7 @@ class Perturbed:
 
 @dataclass(frozen=True)
 class Draws:
-    """Message to an env worker: the perturbation of an episode, and which random numbers are its own."""
+    """Message to an env worker: the perturbation of an episode, and the key of its random numbers."""
 
     by: Perturbation
     seed: int

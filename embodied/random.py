@@ -19,7 +19,8 @@ HELD_OUT_SEED = 1  # chooses held-out rows of texts; all runs share it, so it is
 
 
 class Stream(IntEnum):
-    """What the numbers are for. A value, once released, is never given to another purpose."""
+    """Purposes of random numbers: each has a stream of its own. A value, once released, is never given to another
+    purpose."""
 
     TRAIN_NOISE = 0  # noise of a decision; place: index of the record in its episode, episode id
     EVAL_NOISE = 1  # the same in an evaluation
@@ -43,7 +44,8 @@ class Stream(IntEnum):
 
     @property
     def coordinates(self) -> int:
-        """How many numbers a place of this stream has. The number is fixed, so that no place is read as another."""
+        """How many numbers the key of a draw has behind seed and stream, e.g. iteration and epoch. The number is fixed,
+        so that no place is read as another."""
         return COORDINATES[self]
 
 
@@ -57,7 +59,7 @@ COORDINATES = {
 
 
 def generator(seed: int, stream: Stream, *place: int) -> np.random.Generator:
-    """A generator at the beginning of the numbers that belong to ``(seed, stream, place)``.
+    """Makes the generator whose numbers belong to ``(seed, stream, place)``.
 
     It has 2⁶⁴ blocks of four 64-bit numbers before it reaches those of the next place.
 
@@ -81,14 +83,14 @@ def generator(seed: int, stream: Stream, *place: int) -> np.random.Generator:
 
 
 def standard(drawn: np.random.Generator, shape: tuple[int, ...], kind: str) -> np.ndarray:
-    """Noise as policies declare it, float32 [*shape]: ``kind`` normal or uniform (:class:`embodied.types.Noise`)."""
+    """Draws a policy's noise, float32 [*shape]: ``kind`` normal or uniform (:class:`embodied.types.Noise`)."""
     if kind == "normal":
         return drawn.standard_normal(shape, dtype=np.float32)
     return drawn.random(shape, dtype=np.float32)
 
 
 def held_out(rows: int, test_size: float) -> np.ndarray:
-    """Which rows of a source of texts are kept for evaluations: bool [rows].
+    """Marks the rows of a text data set that are held out for evaluations: bool [rows].
 
     It depends on the two arguments alone. So both sides of a run, and a supervised training before it, keep the same
     rows, whatever else they leave out.
@@ -102,7 +104,8 @@ def held_out(rows: int, test_size: float) -> np.ndarray:
 
 
 def held_out_count(rows: int, test_size: float) -> int:
-    """How many of some rows are kept for evaluations: a share of them, or ``test_size`` itself if it is 1 or more.
+    """Returns how many of ``rows`` are held out for evaluations: a share of them, or ``test_size`` itself if it is 1 or
+    more.
 
     >>> held_out_count(50, 0.1), held_out_count(50, 100)
     (5, 100)

@@ -10,7 +10,8 @@ from embodied.types import ArraySpec, ContinuousAction, EnvSpec, Obs, Start, Ste
 
 
 class TemplateEnv:
-    """Keyword arguments are keys under ``env.train`` and ``env.eval``. Constructing is cheap, imports no simulator."""
+    """Template of a new env, to be copied. Keyword arguments are keys under ``env.train`` and ``env.eval``.
+    Constructing is cheap, imports no simulator."""
 
     def __init__(self, size: int = 32) -> None:
         if size < 8:

@@ -29,7 +29,8 @@ MODES = tuple(_DIVISORS)
 
 
 def weights(mask: Tensor, sequence_ids: Tensor, mode: str, norm_constant: float | None = None) -> Tensor:
-    """Weight of each element, float32 [N, M]; zero where ``mask`` is False.
+    """Returns each element's weight in the loss (``algorithm.loss_agg_func``), float32 [N, M]; 0 where
+    ``mask`` is False.
 
     With n valid elements in the batch, S sequences that have one, and n_s valid elements of sequence s, the weight of a
     valid element is: ``token-mean`` 1/n; ``token-sum`` 1; ``seq-mean-token-sum`` 1/S; ``seq-mean-token-mean``

@@ -30,7 +30,7 @@ MAX_CHANGE = 0.2
 
 
 def make_kl(kl_penalty_type: str) -> Estimate:
-    """The estimate called ``kl_penalty_type`` (``algorithm.kl_penalty_type``).
+    """Makes the KL estimate called ``kl_penalty_type`` (``algorithm.kl_penalty_type``).
 
     ``full`` is not among them: it reads distributions, not log-probs (:func:`full`).
 
@@ -49,7 +49,7 @@ def k1(logprobs: Tensor, reference: Tensor) -> Tensor:
 
 
 def absolute(logprobs: Tensor, reference: Tensor) -> Tensor:
-    """``|d|``."""
+    """``|d|`` with ``d = lp − lp_ref``: the absolute log-ratio as KL estimate."""
     return (logprobs - reference).abs()
 
 
@@ -93,7 +93,7 @@ class Coefficient:
     value: float
 
     def update(self, kl: float, episodes: int) -> None:
-        """Moves the weight after an iteration.
+        """Adapts the KL's weight after an iteration to its mean KL (nats) and number of episodes; a fixed one stays.
 
         Args:
             kl: mean of an element in that iteration, nats.

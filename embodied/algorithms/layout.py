@@ -41,7 +41,7 @@ class Counts:
         return len(self.num_steps)
 
     def at(self, index: Tensor) -> Counts:
-        """The counts of the decisions ``index`` int64 [n]."""
+        """Selects the counts of the decisions ``index`` int64 [n]."""
         return Counts(self.num_steps[index], None if self.lengths is None else self.lengths[index])
 
     def to(self, device: torch.device) -> Counts:
@@ -49,7 +49,8 @@ class Counts:
 
 
 class Layout:
-    """Reads a policy's log-probs as the policy declares them. Made once, used wherever log-probs are read.
+    """Masks log-probs, sums them to tokens, actions or chunks, and spreads advantages over them, as a policy declares
+    its elements. Made once, used wherever log-probs are read.
 
     Args:
         elements: ``PolicySpec.elements``.
@@ -106,7 +107,7 @@ class Layout:
         return len(self.elements.shape) == 1 and self.elements.length_axis == 0 and self.elements.action_axis is None
 
     def check(self, level: str, key: str) -> None:
-        """Refuses a level that these log-probs do not have.
+        """Raises :class:`ConfigError`, naming ``key``, for a level that these log-probs do not have.
 
         Args:
             key: configuration key that asked for it, e.g. ``algorithm.logprob_type``.

@@ -11,7 +11,8 @@ from embodied.errors import ConfigError, EmbodiedError, unknown_name
 
 
 def construct(kind: Any, label: str, key: str, keys: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
-    """Makes an object of the dataclass ``kind``.
+    """Makes an object of a user-configured dataclass ``kind`` (a loss, a term) from its options and from other keys of
+    the same names.
 
     Args:
         label: what the object is, for messages.

@@ -22,7 +22,8 @@ REWARD_LEVELS = ("chunk_level", "action_level", "token_level")
 
 
 class Rewards:
-    """Reads rewards of K control steps as ``reward_type`` says. Made once, used wherever rewards are read.
+    """Masks and reduces rewards of K control steps to V rewards a record, as ``reward_type`` says. Made once, used
+    wherever rewards are read.
 
     Args:
         reward_type: ``algorithm.reward_type``, one of :data:`REWARD_LEVELS`.
@@ -50,7 +51,7 @@ class Rewards:
 
     @property
     def width(self) -> int:
-        """V."""
+        """V, the number of rewards of a record."""
         layout = self._layout
         return {"chunk_level": 1, "action_level": layout.num_actions, "token_level": layout.size}[self.reward_type]
 

@@ -34,16 +34,17 @@ class Pending(Protocol):
 
 
 class Asks(Protocol):
-    """What is asked: a :class:`embodied.client.Client`, or something around one."""
+    """Interface of what answers observations: a :class:`embodied.client.Client`, or something around one."""
 
     @property
-    def horizon(self) -> int | None: ...
+    def horizon(self) -> int | None:
+        """K, the actions of an answer; None if it is not known."""
 
     def infer_async(self, observation: Observation, *, delay_steps: int | None = None) -> Pending: ...
 
 
 class ChunkQueue:
-    """Gives each control step its action.
+    """Hands out one action for each control step, from chunks that it asks a policy server for.
 
     Args:
         execute: s, control steps from one observation that is sent to the next.

@@ -37,7 +37,7 @@ SAME = ("action_shape", "action", "control_hz", "cameras", "observation")
 
 @dataclass(frozen=True)
 class Answer:
-    """A server's answer to one observation."""
+    """A policy server's actions for one observation, with the times that they took."""
 
     actions: np.ndarray  # float32 [K, A], unit of the env's controller; of a policy of discrete actions int32 [K]
     round_trip_s: float  # includes connecting anew where that was needed
@@ -45,7 +45,7 @@ class Answer:
 
 
 class Client:
-    """A connection to a policy server that is kept up.
+    """A client of a policy server, which connects anew when the connection is lost.
 
         client = Client("ws://192.168.1.5:8000", token="…")
         actions = client.infer({"images": images, "state": state, "prompt": "put the cup on the plate"})

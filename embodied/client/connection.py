@@ -27,7 +27,7 @@ class Busy(Lost):
 
 
 class Connection:
-    """A connection whose handshake is done.
+    """An open websocket connection to a policy server, whose handshake is done.
 
     Args:
         url: ``ws://host:port`` or, with TLS, ``wss://host:port``.
@@ -72,7 +72,7 @@ class Connection:
         self._socket.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     def send(self, data: bytes) -> None:
-        """Raises :class:`Lost` or :class:`embodied.errors.ServerRefusedError`."""
+        """Sends one message. Raises :class:`Lost` or :class:`embodied.errors.ServerRefusedError`."""
         try:
             self._socket.send(data)
         except (OSError, _websockets().exceptions.WebSocketException) as error:
@@ -93,7 +93,7 @@ class Connection:
             raise _closed(error) from error
 
     def close(self) -> None:
-        """Say goodbye; waits for at most a second."""
+        """Closes the connection in order; waits for at most a second."""
         self._socket.close()
 
     def drop(self) -> None:

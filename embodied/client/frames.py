@@ -27,7 +27,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What a frame may hold. The defaults allow eight raw pictures of 1280×720."""
+    """Limits of what a received frame may hold. The defaults allow eight raw pictures of 1280×720."""
 
     max_bytes: int = 32 << 20  # size of the frame
     max_items: int = 4096  # keys, values and elements of lists; an array counts as eight, and one for each dimension

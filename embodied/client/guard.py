@@ -29,7 +29,7 @@ from embodied.errors import ConfigError, GuardStopError
 
 
 class Guard:
-    """Keeps a robot's actions within limits.
+    """Checks a robot's actions against limits, and clips or stops them.
 
     Args:
         keeps: the limits and how they are kept.
@@ -52,12 +52,13 @@ class Guard:
 
     @classmethod
     def from_yaml(cls, path: Path | str, log: Path | None = None) -> Guard:
-        """Raises :class:`embodied.errors.ConfigError`: the file cannot be read, or asks for what cannot be."""
+        """Makes a guard from a YAML file. Raises :class:`embodied.errors.ConfigError`: the file cannot be read, or asks
+        for what cannot be."""
         return cls(read_file(Path(path)), log)
 
     @classmethod
     def from_map(cls, found: Mapping[str, Any], log: Path | None = None) -> Guard:
-        """The same from a map as such a file holds."""
+        """Makes a guard from the mapping that a guard file holds."""
         return cls(read(found), log)
 
     def _forget(self) -> None:
@@ -75,17 +76,17 @@ class Guard:
         self._forget()
 
     def off(self) -> None:
-        """Let every action pass. Logged."""
+        """Switches the limits off: every action passes. Logged."""
         self._enabled = False
         self._note("off")
 
     def on(self) -> None:
-        """Keep the limits again. Logged."""
+        """Switches the limits on again. Logged."""
         self._enabled = True
         self._note("on")
 
     def observed(self, observation: Mapping[str, Any], taken_at: float | None = None) -> None:
-        """Take the position and the age from an observation.
+        """Reads the robot's position and the observation's age from an observation.
 
         Args:
             taken_at: the guard's clock (``time.monotonic()``) when it was taken; None = now.

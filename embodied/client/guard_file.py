@@ -20,7 +20,7 @@ ACTION = ("kind", "low", "high", "scale", "velocity", "acceleration")
 
 @dataclass(frozen=True)
 class Position:
-    """Where the position of some dimensions stands in an observation."""
+    """Where an observation holds the position of some action dimensions: field and indices, with their scale."""
 
     field: str
     indices: np.ndarray  # int [n], of the field, which is one row of numbers
@@ -30,7 +30,7 @@ class Position:
 
 @dataclass(frozen=True)
 class Keeps:
-    """What a guard keeps."""
+    """Settings of a guard: limits, mode, oldest observation, where the position stands, log file."""
 
     limits: Limits
     mode: str  # clip: the nearest action within the limits; stop: the first action outside stops the robot
@@ -41,7 +41,7 @@ class Keeps:
 
 
 def read_file(path: Path) -> Keeps:
-    """Reads a file. Raises :class:`embodied.errors.ConfigError`."""
+    """Reads the settings of a guard from a YAML file. Raises :class:`embodied.errors.ConfigError`."""
     try:
         import yaml
     except ImportError as error:
@@ -59,7 +59,7 @@ def read_file(path: Path) -> Keeps:
 
 
 def read(found: Any) -> Keeps:
-    """Reads the map of such a file. Raises :class:`embodied.errors.ConfigError`."""
+    """Reads the settings of a guard from a mapping. Raises :class:`embodied.errors.ConfigError`."""
     top = _section({"guard": found}, "guard", TOP)
     action = _section(top, "action", ACTION)
     low, high = _row(action, "action.low"), _row(action, "action.high")

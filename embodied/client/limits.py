@@ -49,6 +49,7 @@ class Limits:
 
     @property
     def dim(self) -> int:
+        """A, the number of action dimensions."""
         return len(self.low)
 
     @property
@@ -59,7 +60,7 @@ class Limits:
 
 
 def intervals(limits: Limits, position: np.ndarray, motion: np.ndarray) -> Mapping[str, Interval]:
-    """Returns what each limit allows for the next action.
+    """Returns the interval of actions that each limit allows in the next control step, by the limit's name.
 
     Args:
         position: x before it, float64 [A]; NaN where it is not known, which lifts the limits that need it.
@@ -105,7 +106,7 @@ def reach(distance: np.ndarray, brake: np.ndarray) -> np.ndarray:
 
 
 def together(allowed: Mapping[str, Interval]) -> Interval:
-    """Returns what all limits allow. Its low lies above its high where they allow nothing."""
+    """Intersects the intervals of all limits; low lies above high where they allow nothing."""
     return Interval(
         np.max([one.low for one in allowed.values()], axis=0), np.min([one.high for one in allowed.values()], axis=0)
     )

@@ -28,7 +28,7 @@ MODES = ("wait", "ahead", "realtime")
 
 @dataclass(frozen=True)
 class Rule:
-    """How chunks follow each other.
+    """How action chunks follow each other: actions executed of each, when the next is asked for, how they are blended.
 
     Raises:
         ConfigError: ``execute`` or ``mode`` cannot be.
@@ -84,7 +84,7 @@ class Rule:
 
 
 class Plan:
-    """The actions that the coming control steps will take."""
+    """The queue of actions for the coming control steps, filled from chunks by a :class:`Rule`."""
 
     def __init__(self, rule: Rule) -> None:
         self._rule = rule
@@ -99,7 +99,7 @@ class Plan:
 
     @property
     def has_begun(self) -> bool:
-        """Whether any chunk has come."""
+        """Whether any chunk has come since the episode began."""
         return self._planned is not None
 
     @property
@@ -110,11 +110,12 @@ class Plan:
         return self._rule.ahead and self._now - self._asked_at >= self._rule.execute
 
     def asked(self) -> None:
-        """Note that an observation of the present moment is sent."""
+        """Notes that the observation of this moment is sent to the server, so that the delay of its answer is known."""
         self._asked_at = self._now
 
     def answered(self, chunk: np.ndarray) -> int:
-        """Take the chunk, [H, A] (or choices, [H]), that answers the observation sent last. Returns d.
+        """Takes the chunk, [H, A] (or choices, [H]), that answers the observation sent last. Returns the delay d in
+        control steps.
 
         Raises:
             SpecMismatchError: its actions have another shape than those before, or are choices and to be blended.
@@ -150,7 +151,8 @@ class Plan:
 
 
 def blended(old: np.ndarray, new: np.ndarray, length: int | None, gripper: Sequence[int]) -> np.ndarray:
-    """Goes from what was planned to a new chunk, in equal parts, over the control steps that both have.
+    """Blends the planned actions into a new chunk, linearly over the first ``length`` control steps that both have;
+    dimensions in ``gripper`` switch at once.
 
     The i-th of n such steps takes (n − i) / (n + 1) of the old and (i + 1) / (n + 1) of the new, i from 0.
 

@@ -13,7 +13,7 @@ from embodied.errors import ServerRefusedError, WireError
 
 
 def read_metadata(frame: bytes | str) -> Mapping[str, Any]:
-    """Returns the facts in a server's first frame. Raises :class:`embodied.errors.WireError`."""
+    """Returns the metadata of a policy server from its first frame. Raises :class:`embodied.errors.WireError`."""
     metadata = None if isinstance(frame, str) else wire.unpack(frame)
     if not isinstance(metadata, Mapping):
         raise WireError(
@@ -24,7 +24,7 @@ def read_metadata(frame: bytes | str) -> Mapping[str, Any]:
 
 
 def read_reply(frame: bytes | str) -> Mapping[str, Any]:
-    """Returns the map in a server's answer.
+    """Returns the mapping in a policy server's answer frame.
 
     Raises:
         Busy, Lost: the server cannot answer now.

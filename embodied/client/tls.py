@@ -14,7 +14,7 @@ from embodied.errors import ConfigError
 
 
 class OneAtATime(ssl.SSLSocket):
-    """Reads and writes one after the other, and waits for data without being in the way of a write.
+    """A TLS socket that never reads and writes at the same time; waiting for data does not block a write.
 
     OpenSSL does not allow the two at the same time on one connection. It mostly works, but not while messages of the
     handshake come: the tickets that servers send just after it made connections hang when the first request went out
@@ -63,7 +63,8 @@ class OneAtATime(ssl.SSLSocket):
 
 
 def tls_context(url: str, ca_file: Path | str | None) -> ssl.SSLContext | None:
-    """Returns how the server's certificate is checked; None without TLS. Raises :class:`ConfigError`."""
+    """Returns the TLS context that checks a policy server's certificate; None for a URL without TLS. Raises
+    :class:`ConfigError`."""
     if not url.startswith("wss://"):
         if ca_file is not None:
             raise ConfigError(f"ca_file is given, and {url} has no TLS", "give wss://HOST:PORT, or leave out ca_file")

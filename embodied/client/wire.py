@@ -84,7 +84,7 @@ def pack(value: Any) -> bytes:
 
 
 def pack_plain(value: Any) -> bytes:
-    """Returns ``value`` as one frame, without a look at it: in types that msgpack knows, arrays as :func:`plain_array`
+    """Packs ``value`` as one frame without checking it: in types that msgpack knows, arrays as :func:`plain_array`
     gives them."""
     packb = _msgpack().packb
     try:

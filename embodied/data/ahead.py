@@ -18,7 +18,8 @@ Batch = Mapping[str, np.ndarray]
 
 
 class Ahead:
-    """Reads the batches of ``order``, up to ``depth`` of them before their turn. A context: its end ends the threads.
+    """Reads the batches of ``order`` in threads, up to ``depth`` of them before their turn. A context: its end ends the
+    threads.
 
     Args:
         read: makes a batch of the samples ``chosen``, int64 [B].

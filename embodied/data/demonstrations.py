@@ -57,18 +57,18 @@ class Demonstrations:
 
 
 @dataclass(frozen=True)
-class Pending:
-    """An episode that has been found and not been read."""
+class PendingEpisode:
+    """A demonstrated episode that is listed and not read yet."""
 
     where: str  # its file and its number there
     read: Callable[[], Demonstration]  # raises DatasetError, SpecMismatchError, or what its file's library raises
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A data set of which the episodes are read one after another."""
+class DemonstrationStream:
+    """A data set whose episodes are read one after another."""
 
-    episodes: Iterable[Pending]
+    episodes: Iterable[PendingEpisode]
     count: int  # number of demonstrations
     made_with: Mapping[str, object] = field(default_factory=dict)
     fps: float | None = None
@@ -76,8 +76,8 @@ class Opened:
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What to read: the env's names and, where they differ, the file's.
+class FieldSelection:
+    """Which fields of demonstrations to read: the env's names and, where they differ, the file's.
 
     Args:
         cameras: the env's cameras, in its order; None = all that the file has.
@@ -96,60 +96,61 @@ class Wanted:
     rotate_images: bool | None = None
 
 
-def check_fit(found: Demonstrations, env: EnvSpec, kwargs: Mapping[str, Any]) -> None:
+def check_fit(demonstrations: Demonstrations, env: EnvSpec, kwargs: Mapping[str, Any]) -> None:
     """Compare demonstrations with the env. Raises :class:`SpecMismatchError` for the first mismatch.
 
     Args:
         kwargs: keyword arguments of the env; if they and the file both name a controller, the two are compared.
     """
-    made, now = found.made_with.get("control_mode"), choices(kwargs)["control_mode"]
+    made, now = demonstrations.made_with.get("control_mode"), choices(kwargs)["control_mode"]
     if None not in (made, now) and made != now:
         raise _misfit(
-            found, f"were made with control_mode {made}, and the env has {now}",
+            demonstrations, f"were made with control_mode {made}, and the env has {now}",
             f"give env.train and env.eval the control_mode {made}, or replay the demonstrations",
         )  # fmt: skip
-    made, now = found.made_with.get("camera_views"), choices(kwargs)["camera_views"]
-    if "camera_views" in found.made_with and made != now:
+    made, now = demonstrations.made_with.get("camera_views"), choices(kwargs)["camera_views"]
+    if "camera_views" in demonstrations.made_with and made != now:
         raise _misfit(
-            found, f"were seen with init_params.camera_views {made}, and the env has {now}",
+            demonstrations, f"were seen with init_params.camera_views {made}, and the env has {now}",
             "give env.train and env.eval the camera_views of the demonstrations, or make them anew",
         )  # fmt: skip
-    _check_actions(found, env.action)
-    _check_fields(found, env)
+    _check_actions(demonstrations, env.action)
+    _check_fields(demonstrations, env)
     if isinstance(env.action, ContinuousAction):
-        _check_range(found, env.action)
+        _check_range(demonstrations, env.action)
 
 
-def _check_actions(found: Demonstrations, wanted: ActionSpec) -> None:
+def _check_actions(demonstrations: Demonstrations, wanted: ActionSpec) -> None:
     assert isinstance(wanted, ContinuousAction | DiscreteAction), (
         "texts are demonstrated in other files (embodied.data.texts.text)"
     )
-    actions = found.episodes[0].actions
+    actions = demonstrations.episodes[0].actions
     numbers = actions.shape[1] if actions.ndim == 2 else 0
     if isinstance(wanted, ContinuousAction):
         if numbers != wanted.dim:
             shown = f"{numbers} numbers an action" if numbers else "one of several actions a step"
             raise _misfit(
-                found, f"have {shown}, and the env takes {wanted.dim}",
+                demonstrations, f"have {shown}, and the env takes {wanted.dim}",
                 "choose the env's controller with which they were made",
             )  # fmt: skip
         return
     if numbers:
         raise _misfit(
-            found, f"have {numbers} numbers an action, and the env takes one of {wanted.num_actions} actions",
+            demonstrations, f"have {numbers} numbers an action, and the env takes one of {wanted.num_actions} actions",
             "choose the env with which they were made",
         )  # fmt: skip
-    for episode in found.episodes:
+    for episode in demonstrations.episodes:
         for odd in (int(episode.actions.min()), int(episode.actions.max())):
             if not 0 <= odd < wanted.num_actions:
                 raise _misfit(
-                    found, f"have an action {odd}, and the env's are 0 to {wanted.num_actions - 1} ({episode.where})",
+                    demonstrations,
+                    f"have an action {odd}, and the env's are 0 to {wanted.num_actions - 1} ({episode.where})",
                     "choose the env with which they were made",
                 )  # fmt: skip
 
 
-def _check_fields(found: Demonstrations, env: EnvSpec) -> None:
-    first = found.episodes[0]
+def _check_fields(demonstrations: Demonstrations, env: EnvSpec) -> None:
+    first = demonstrations.episodes[0]
     for name, spec in env.obs.items():
         if name == instructions.FIELD:  # optional: without it an episode has the instruction of its task
             continue
@@ -159,38 +160,40 @@ def _check_fields(found: Demonstrations, env: EnvSpec) -> None:
         else:
             got = tuple(first.fields[name].shape[1:]) if name in first.fields else ()
             fix = "choose the env whose observations they are, or data.state_keys for another part of them"
-            fix += f": {', '.join(found.columns)}" if found.columns else ""
+            fix += f": {', '.join(demonstrations.columns)}" if demonstrations.columns else ""
         if got != spec.shape:
             shown = list(got) if got else "nothing"
-            raise _misfit(found, f"have {shown} as '{name}', and the env gives {list(spec.shape)}", fix)
+            raise _misfit(demonstrations, f"have {shown} as '{name}', and the env gives {list(spec.shape)}", fix)
 
 
 TOLERANCE = 0.05  # share of the range's width, for rounding and a little overshoot
 STRAYS = 0.01  # share of numbers that may lie further outside
 
 
-def _check_range(found: Demonstrations, wanted: ContinuousAction) -> None:
+def _check_range(demonstrations: Demonstrations, wanted: ContinuousAction) -> None:
     """Refuse actions outside the env's range: they are probably in other units."""
-    actions = np.concatenate([episode.actions for episode in found.episodes])
+    actions = np.concatenate([episode.actions for episode in demonstrations.episodes])
     low, high = np.array(wanted.low), np.array(wanted.high)
     margin = TOLERANCE * (high - low)
     outside = ((actions < low - margin) | (actions > high + margin)).mean(axis=0)
     worst = int(outside.argmax())
     if outside[worst] > STRAYS:
         raise _misfit(
-            found, f"have {outside[worst]:.0%} of the numbers of action dimension {worst} outside the env's range "
+            demonstrations,
+            f"have {outside[worst]:.0%} of the numbers of action dimension {worst} outside the env's range "
             f"[{low[worst]:g}, {high[worst]:g}] (they lie in [{actions[:, worst].min():.3g}, "
             f"{actions[:, worst].max():.3g}])",
             "convert the actions to the env's units, or choose the env's controller with which they were made",
         )  # fmt: skip
 
 
-def _misfit(found: Demonstrations, what: str, remedy: str) -> SpecMismatchError:
-    return SpecMismatchError(f"the demonstrations in {found.path} {what}", remedy)
+def _misfit(demonstrations: Demonstrations, what: str, remedy: str) -> SpecMismatchError:
+    return SpecMismatchError(f"the demonstrations in {demonstrations.path} {what}", remedy)
 
 
 def choices(kwargs: Mapping[str, Any]) -> dict[str, object]:
-    """Keyword arguments of an env on which demonstrations depend although their sizes do not show it."""
+    """Returns the env's keyword arguments that demonstrations must agree with and array shapes do not show: control
+    mode and camera poses."""
     given = {**(kwargs.get("init_params") or {}), **kwargs}
     return {name: given.get(name) for name in ("control_mode", "camera_views")}
 
@@ -216,19 +219,19 @@ def no_actions(where: str, key: str, known: Sequence[str]) -> DatasetError:
     return DatasetError(f"{where} has no actions '{key}', only: {', '.join(known) or 'nothing'}", remedy)
 
 
-def camera_names(wanted: Wanted, own: Mapping[str, str] | None = None) -> list[tuple[str, str]]:
-    """The env's cameras with their names in the file.
+def camera_names(selection: FieldSelection, layout_names: Mapping[str, str] | None = None) -> list[tuple[str, str]]:
+    """Pairs each camera of the env with its name in the file.
 
     Args:
-        own: names that the layout has for cameras.
+        layout_names: names that the layout has for cameras.
 
     Raises:
         SpecMismatchError: ``camera_keys`` are not as many as the cameras.
     """
-    cameras = wanted.cameras if wanted.cameras is not None else wanted.camera_keys or ()
-    names = wanted.camera_keys
+    cameras = selection.cameras if selection.cameras is not None else selection.camera_keys or ()
+    names = selection.camera_keys
     if names is None:
-        names = [(own or {}).get(camera, camera) for camera in cameras]
+        names = [(layout_names or {}).get(camera, camera) for camera in cameras]
     if len(names) != len(cameras):
         raise SpecMismatchError(
             f"data.camera_keys names {len(names)} cameras, and the env has {len(cameras)}: {', '.join(cameras)}",

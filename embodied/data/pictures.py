@@ -12,7 +12,7 @@ ANEW = "write the pictures of the data set anew as 8-bit RGB"
 
 
 def encode(picture: np.ndarray) -> bytes:
-    """uint8 [H, W, 3] → png."""
+    """Encodes a picture uint8 [H, W, 3] as png."""
     from PIL import Image
 
     file = io.BytesIO()
@@ -21,7 +21,7 @@ def encode(picture: np.ndarray) -> bytes:
 
 
 def most_bytes(height: int, width: int) -> int:
-    """Most bytes that :func:`encode` may return.
+    """Returns the most bytes that :func:`encode` may return for a picture of this size.
 
     The worst case is noise. It is stored as it is, with one filter byte per line and a few more bytes for each block
     and each chunk of the file.
@@ -31,7 +31,7 @@ def most_bytes(height: int, width: int) -> int:
 
 
 def decode(data: bytes) -> np.ndarray:
-    """A picture file (png or jpeg) → uint8 [H, W, 3].
+    """Decodes a png or jpeg file to uint8 [H, W, 3].
 
     Raises:
         DatasetError: it is no 8-bit picture in colour. A damaged file raises what PIL raises.

@@ -7,7 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from embodied.data.checking.values import check_alike, check_values
-from embodied.data.demonstrations import Demonstration, Demonstrations, Opened, Pending, Wanted
+from embodied.data.demonstrations import (
+    Demonstration,
+    Demonstrations,
+    DemonstrationStream,
+    FieldSelection,
+    PendingEpisode,
+)
 from embodied.data.hdf5 import hdf5, libero, maniskill
 from embodied.data.lerobot import reading
 from embodied.errors import DatasetError, EmbodiedError
@@ -17,7 +23,9 @@ Passed = Callable[[], None]
 _ODD = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, OSError, RuntimeError, MemoryError)
 
 
-def read(path: Path, wanted: Wanted, refused: Refused | None = None, passed: Passed = lambda: None) -> Demonstrations:
+def read(
+    path: Path, selection: FieldSelection, refused: Refused | None = None, passed: Passed = lambda: None
+) -> Demonstrations:
     """Reads a LeRobot folder, a ``.hdf5`` file of LIBERO or robomimic or a folder of them, or a ManiSkill ``.h5`` file.
 
     Args:
@@ -29,7 +37,7 @@ def read(path: Path, wanted: Wanted, refused: Refused | None = None, passed: Pas
         SpecMismatchError: a wanted camera or state is missing.
         AssetsMissingError: the package that reads it is not installed.
     """
-    opened = open_set(path, wanted)
+    opened = open_set(path, selection)
     episodes: list[Demonstration] = []
     for one in opened.episodes:
         try:
@@ -47,13 +55,13 @@ def read(path: Path, wanted: Wanted, refused: Refused | None = None, passed: Pas
     return Demonstrations(path, episodes, opened.made_with, opened.fps, opened.columns)
 
 
-def open_set(path: Path, wanted: Wanted) -> Opened:
+def open_set(path: Path, selection: FieldSelection) -> DemonstrationStream:
     """Opens the data set at a path, whatever its layout. Raises what :func:`read` raises."""
     with _named(str(path)):
-        return _open(path, wanted)
+        return _open(path, selection)
 
 
-def _open(path: Path, wanted: Wanted) -> Opened:
+def _open(path: Path, wanted: FieldSelection) -> DemonstrationStream:
     if not path.exists():
         raise DatasetError(
             f"no demonstrations at {path}"
@@ -95,7 +103,7 @@ def _near(path: Path) -> list[Path]:
     return around + [one for one in inner if _is_lerobot(one) or _is_hdf5(one)]
 
 
-def _checked(one: Pending) -> Demonstration:
+def _checked(one: PendingEpisode) -> Demonstration:
     """Reads an episode and checks it."""
     with _named(one.where):
         episode = one.read()

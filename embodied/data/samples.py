@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class SampleSource(Protocol):
-    """N samples to learn from, numbered."""
+    """Interface of a training set: N samples, numbered from 0."""
 
     def __len__(self) -> int: ...
 
@@ -54,7 +54,7 @@ def samples_of(
     """The samples of episodes, or of demonstrated answers if the env takes text.
 
     Args:
-        demonstrations: :class:`Demonstration` or :class:`embodied.data.texts.text.Written`.
+        demonstrations: :class:`Demonstration` or :class:`embodied.data.texts.text.DemonstratedAnswer`.
         chunk: K.
         pictures: of an observation of an env that takes text; None = it has none.
     """
@@ -119,7 +119,7 @@ class Samples:
 
 
 def spread(samples: SampleSource, count: int) -> np.ndarray:
-    """Indices of up to ``count`` samples, spread evenly over all: int64."""
+    """Returns indices of up to ``count`` samples, spread evenly over all: int64."""
     return np.unique(np.linspace(0, len(samples) - 1, min(count, len(samples))).round().astype(np.int64))
 
 
@@ -137,7 +137,8 @@ def hold_out(episodes: Sequence[T], test_size: float, seed: int) -> tuple[list[T
 def order(
     count: int, seed: int, first: int, number: int, shuffle: bool = True, drop_last: bool = False
 ) -> np.ndarray:  # fmt: skip
-    """Places ``first`` … ``first + number`` of an endless sequence: int64 [number].
+    """Returns sample indices at the places ``first`` … ``first + number`` of the endless training sequence:
+    int64 [number].
 
     The sequence goes through all ``count`` samples in one random order, then in another, and so on. The result depends
     only on the arguments.

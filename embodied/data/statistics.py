@@ -11,7 +11,8 @@ from embodied.data.demonstrations import Demonstration
 
 
 def ranges(episodes: Sequence[Demonstration]) -> dict[str, Any]:
-    """1 % and 99 % quantiles, minimum and maximum of each dimension of actions and state, over all control steps.
+    """Computes 1 % and 99 % quantiles, minimum and maximum of each dimension of actions and state, over all
+    control steps.
 
     The result is an argument for :meth:`embodied.protocols.UsesStatistics.use_statistics`.
     """

@@ -15,7 +15,7 @@ STATUSES: tuple[Status, ...] = get_args(Status)
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a check found, e.g. ``("open files", "fail", "the run needs 900 …", "raise the limit …")``."""
+    """One result of a check, e.g. ``("open files", "fail", "the run needs 900 …", "raise the limit …")``."""
 
     name: str
     status: Status
@@ -28,7 +28,7 @@ class Finding:
 
 
 def of_error(name: str, error: EmbodiedError, status: Status = "fail") -> Finding:
-    """The finding that an error is: in the words in which a run refuses."""
+    """Makes the finding of an error: in the words in which a run refuses."""
     return Finding(name, status, error.message, error.remedy)
 
 
@@ -60,7 +60,7 @@ def once(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def worst(findings: Iterable[Finding]) -> Status:
-    """The worst status of all.
+    """Returns the worst status of all findings.
 
     >>> worst([Finding("disk", "ok", "9 GiB"), Finding("CUDA", "skipped", "no GPU")])
     'skipped'
@@ -69,7 +69,7 @@ def worst(findings: Iterable[Finding]) -> Status:
 
 
 def gib(value: float) -> str:
-    """Says bytes for a person.
+    """Formats bytes in GiB for a person.
 
     >>> gib(3.25 * 2**30), gib(5 * 2**20)
     ('3.2 GiB', '5 MiB')

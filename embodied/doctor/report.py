@@ -49,7 +49,7 @@ def _table(findings: Sequence[Finding]) -> Table:
 
 
 def summary(findings: Sequence[Finding], seconds: float) -> str:
-    """Says how many findings there are of each kind.
+    """Formats how many findings there are of each status.
 
     >>> summary([Finding("disk", "ok", "9 GiB are free"), Finding("CUDA", "fail", "no GPU", "buy one")], 1.23)
     '1 ok, 1 fail; 1.2 s'

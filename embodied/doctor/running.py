@@ -26,7 +26,7 @@ LIMIT_S = 60.0
 
 @dataclass(frozen=True)
 class Check:
-    """A function that yields findings, and how it is run."""
+    """A check of the doctor: a function that yields findings, and how it is run."""
 
     name: str
     function: Callable[..., Iterable[Finding]]
@@ -42,7 +42,7 @@ class Check:
 
     @property
     def command(self) -> list[str]:
-        """The command that runs it alone."""
+        """The command that runs the check alone, in a process of its own."""
         return [sys.executable, "-m", "embodied.doctor.child", self.place, json.dumps(self.arguments)]
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from embodied.errors import EvaluationError
 from embodied.evaluation.compare import REMARKS, Rate, Row, compare
-from embodied.evaluation.results import read, written
+from embodied.evaluation.results import evaluation_files, read
 
 
 def gain(run: Path) -> list[list[str]]:
-    """Returns rows of text: success before the training, after it, and the difference on the same starts, each with its
-    95 % interval. They are empty unless the run was evaluated before its first iteration and later
+    """Returns a table of success before and after a training and of the difference on the same starts, each with its 95
+    % interval. It is empty unless the run was evaluated before its first iteration and later
     (``runner.val_before_train``, ``runner.val_check_interval``)."""
-    files = written(run)
+    files = evaluation_files(run)
     if len(files) < 2 or int(files[0].stem) != 0:
         return []
     try:

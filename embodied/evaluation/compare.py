@@ -37,8 +37,8 @@ Key = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
-class Differing:
-    """A condition that differs."""
+class DifferingCondition:
+    """A condition in which two evaluations differ, with both values."""
 
     key: str
     first: Any
@@ -60,7 +60,8 @@ class Rate:
 
 @dataclass(frozen=True)
 class Row:
-    """Success of both on one task, or on all of them, and the difference second − first with its 95 % interval."""
+    """Success of two compared evaluations on one task, or on all, and the difference second − first with its 95 %
+    interval."""
 
     task: str
     first: Rate
@@ -72,11 +73,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparison of the second evaluation with the first."""
+    """The comparison of a second evaluation with a first: success by task, tests, conditions that differ."""
 
     first: WrittenEvaluation
     second: WrittenEvaluation
-    differing: Sequence[Differing]
+    differing: Sequence[DifferingCondition]
     notes: Sequence[str]  # gaps in what is known of the conditions
     unpaired: str  # why the starts were not paired; empty if they were
     shared: int  # starts with partners
@@ -152,9 +153,9 @@ def compare(
     )  # fmt: skip
 
 
-def rates(one: WrittenEvaluation) -> list[tuple[str, Rate]]:
+def rates(evaluation: WrittenEvaluation) -> list[tuple[str, Rate]]:
     """Returns success of each task of an evaluation, then over all of them."""
-    own = keyed(one, one)[0]
+    own = keyed(evaluation, evaluation)[0]
     tasks = dict.fromkeys(key[0] for key in own)
     return [*((task, _rate(_of_task(own, task))) for task in tasks), (ALL, _rate(own))]
 
@@ -162,7 +163,7 @@ def rates(one: WrittenEvaluation) -> list[tuple[str, Rate]]:
 # -- conditions ------------------------------------------------------------------------------------------------------
 
 
-def differences(first: WrittenEvaluation, second: WrittenEvaluation) -> Iterator[Differing]:
+def differences(first: WrittenEvaluation, second: WrittenEvaluation) -> Iterator[DifferingCondition]:
     """Yields the conditions that differ, but for whose weights they are. Keys of the env begin with ``env.``.
     All keys of which the protocols' hashes are made are among them."""
     told: set[str] = set()
@@ -172,7 +173,7 @@ def differences(first: WrittenEvaluation, second: WrittenEvaluation) -> Iterator
             yield one
 
 
-def _told_of(first: WrittenEvaluation, second: WrittenEvaluation) -> Iterator[Differing]:
+def _told_of(first: WrittenEvaluation, second: WrittenEvaluation) -> Iterator[DifferingCondition]:
     """Yields the same; what stands in several places of the files comes several times."""
     if first.conditions and second.conditions:
         yield from _differing(*(_flat({**side.conditions, "weights": ""}) for side in (first, second)))
@@ -203,17 +204,17 @@ def _moves_starts(key: str) -> bool:
 
 
 def same_protocol(first: WrittenEvaluation, second: WrittenEvaluation) -> bool | None:
-    """Returns whether two evaluations were made under one protocol; None if a file does not say it."""
+    """Returns whether two evaluations were made under the same protocol; None if a file does not name its protocol."""
     if not first.protocol or not second.protocol:
         return None
     return first.protocol.get("hash") == second.protocol.get("hash")
 
 
-def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[Differing]:
+def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[DifferingCondition]:
     for key in dict.fromkeys([*first, *second]):
         one, other = (side.get(key, BEFORE.get(key, ABSENT)) for side in (first, second))
         if one != other:
-            yield Differing(key, one, other, REMARKS.get(key, ""))
+            yield DifferingCondition(key, one, other, REMARKS.get(key, ""))
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

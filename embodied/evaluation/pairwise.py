@@ -22,9 +22,10 @@ from embodied.observe import statistics
 
 @dataclass(frozen=True)
 class Pairs:
-    """All pairs of some evaluations, in the order A B, A C, …, B C, …"""
+    """The comparisons of all pairs of some evaluations, in the order A B, A C, …, B C, …; and the pairs that were
+    refused."""
 
-    found: Sequence[Comparison]
+    comparisons: Sequence[Comparison]
     refused: Sequence[tuple[tuple[int, int], EvaluationError]]  # places of both, and why they were not compared
 
 

@@ -21,7 +21,7 @@ DRAWN_SETS = 4_096  # sets that are drawn where there are more; the error of one
 def rates(
     results: Sequence[EpisodeResult], origin: Callable[[EpisodeResult], Hashable], seed: int
 ) -> dict[str, float]:  # fmt: skip
-    """Returns pass@k and maj@k of evaluations with several episodes a start, for k = 1, 2, 4, … up to the fewest
+    """Computes pass@k and maj@k of evaluations with several episodes a start, for k = 1, 2, 4, … up to the fewest
     episodes that a start has; maj@k of envs that say what the answers are. Each is a mean over starts.
 
     Args:
@@ -44,24 +44,24 @@ def rates(
     return found
 
 
-def cells(found: Mapping[str, float]) -> list[list[str]]:
-    """Returns :func:`rates` as rows of a table."""
+def cells(values: Mapping[str, float]) -> list[list[str]]:
+    """Formats the pass@k and maj@k rates of :func:`rates` as rows of a table."""
     kinds = {"pass@k": "eval/pass_at/", "maj@k": "eval/maj_at/"}
-    shown = {name: prefix for name, prefix in kinds.items() if f"{prefix}1" in found}
-    ks = [int(name.rpartition("/")[2]) for name in found if name.startswith("eval/pass_at/")]
-    return [["k", *shown], *([str(k), *(f"{found[f'{prefix}{k}']:.1%}" for prefix in shown.values())] for k in ks)]
+    shown = {name: prefix for name, prefix in kinds.items() if f"{prefix}1" in values}
+    ks = [int(name.rpartition("/")[2]) for name in values if name.startswith("eval/pass_at/")]
+    return [["k", *shown], *([str(k), *(f"{values[f'{prefix}{k}']:.1%}" for prefix in shown.values())] for k in ks)]
 
 
 def pass_at(count: int, successes: int, k: int) -> float:
-    """Returns ``1 − C(n − c, k) / C(n, k)``, with c successes among n episodes: the chance that of k episodes one
-    succeeds, without bias (Chen et al. 2021, arXiv 2107.03374, eq. 1)."""
+    """Estimates pass@k, ``1 − C(n − c, k) / C(n, k)`` with c successes among n episodes, without bias (Chen et al.
+    2021, arXiv 2107.03374, eq. 1)."""
     return 1 - math.comb(count - successes, k) / math.comb(count, k)
 
 
 def majority_at(codes: Sequence[int], right: Sequence[bool], k: int, seed: int = 0) -> float:
-    """Returns the chance that of k of these answers the one that most of them give is right (Wang et al. 2023, arXiv
-    2203.11171). Answers with equally many votes share the chance. A response without an answer has no vote; without
-    any vote nothing is right.
+    """Computes maj@k: the chance that of k of these answers the one that most of them give is right (Wang et al. 2023,
+    arXiv 2203.11171). Answers with equally many votes share the chance. A response without an answer has no vote;
+    without any vote nothing is right.
 
     It is the mean over all sets of k answers, hence without bias; where there are more than :data:`MOST_SETS`, over
     :data:`DRAWN_SETS` of them that ``seed`` draws.

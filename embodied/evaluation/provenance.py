@@ -25,7 +25,8 @@ NOTED = "trainings"
 
 @dataclass(frozen=True)
 class Training:
-    """One training. Its starts are those of its own episodes, or of the demonstrations that it learnt from."""
+    """One training run behind some weights. Its starts are those of its own episodes, or of the demonstrations that it
+    learnt from."""
 
     run: str | None  # name of its folder; None = not known
     held_out_states: int | None  # initial states of each task, the last ones, that it never began from; None: not known
@@ -35,7 +36,8 @@ UNKNOWN = Training(None, None)
 
 
 def of_checkpoint(checkpoint: Path, later: Sequence[Path] = ()) -> list[Training]:
-    """Returns all trainings behind a checkpoint, that of its own run last.
+    """Returns all trainings behind a checkpoint's weights, that of its own run last; runs in ``later`` went on from it
+    and are not followed again.
 
     Args:
         later: runs that went on from it.
@@ -45,41 +47,42 @@ def of_checkpoint(checkpoint: Path, later: Sequence[Path] = ()) -> list[Training
         return [UNKNOWN]
     try:
         config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
-        return [*before(config, [*later, run]), *_own(run.name, config)]
+        return [*initial_trainings(config, [*later, run]), *_own(run.name, config)]
     except (*UNREADABLE, OSError, yaml.YAMLError):
         return [Training(run.name, None)]
 
 
-def before(config: Mapping[str, Any], later: Sequence[Path] = ()) -> list[Training]:
-    """Returns the trainings behind the weights that a run begins with: none behind those made at random."""
+def initial_trainings(config: Mapping[str, Any], later: Sequence[Path] = ()) -> list[Training]:
+    """Returns the trainings behind the initial weights of the run with this configuration: none behind
+    random weights."""
     if (checkpoint := config["runner"].get("ckpt_path")) is not None:
         return of_checkpoint(Path(checkpoint), later)
     paths = [config["actor"]["model"].get(key) for key in ("model_path", "lora_path")]
     return [one for path in paths if path is not None for one in _of_folder(path)]
 
 
-def noted(checkpoint: Path) -> list[dict[str, Any]]:
-    """Returns what an export of ``checkpoint`` notes under :data:`NOTED`."""
+def export_note(checkpoint: Path) -> list[dict[str, Any]]:
+    """Returns the trainings behind a checkpoint as JSON values, as an export notes them under :data:`NOTED`."""
     return [asdict(one) for one in of_checkpoint(checkpoint)]
 
 
-def left_out_by(config: Mapping[str, Any], wanted: int, trains: bool) -> bool | None:
-    """Returns whether all training behind some weights left out the last ``wanted`` initial states. None: nothing is
-    held out, or it is not known of a part.
+def left_out_by(config: Mapping[str, Any], states: int, trains: bool) -> bool | None:
+    """Returns whether all trainings behind some weights left out the last ``states`` initial states of each task. None:
+    nothing is held out, or it is not known of one of them.
 
     Args:
         config: of the run that trains the weights, or that evaluates them.
         trains: whether it trains them.
     """
-    if not wanted:
+    if not states:
         return None
     try:
-        found = before(config)
+        found = initial_trainings(config)
         found += _own(None, config) if trains else []
     except (*UNREADABLE, OSError, yaml.YAMLError):
         return None
     held_out = [one.held_out_states for one in found]
-    if any(count is not None and count < wanted for count in held_out):
+    if any(count is not None and count < states for count in held_out):
         return False
     return None if None in held_out or not held_out else True
 

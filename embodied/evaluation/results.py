@@ -38,7 +38,7 @@ Place = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Lengths:
-    """Episodes of a task in control steps; None where the file does not say it, or for texts."""
+    """Mean episode lengths of a task in control steps; None where the file does not say it, or for texts."""
 
     steps_mean: float | None  # mean length of an episode
     steps_to_success: float | None  # median steps until the first success, over the episodes that have one
@@ -47,7 +47,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class WrittenEvaluation:
-    """The contents of an evaluation's file."""
+    """An evaluation as it was read from its file: conditions, tasks, outcomes."""
 
     name: str  # name or path, as the user gave it
     file: Path
@@ -69,7 +69,7 @@ class WrittenEvaluation:
 
 
 def find(name: str) -> Path:
-    """Returns the file of the evaluation that ``name`` names (see the module).
+    """Finds the file of an evaluation by a run's folder (its newest), ``RUN@ITERATIONS``, a file or a checkpoint.
 
     Raises:
         EvaluationError: there is none.
@@ -106,7 +106,7 @@ def _in_folder(path: Path) -> Path:
         if not re.fullmatch(r"\d+", path.name):
             raise EvaluationError(f"{path} was saved within an iteration, where no run evaluates", _of_checkpoint(path))
         return _after(path.parent.parent, int(path.name), str(path), _of_checkpoint(path))
-    files = written(path)
+    files = evaluation_files(path)
     if not files:
         raise EvaluationError(
             f"{path} has no evaluation (eval/000000.json)",
@@ -116,8 +116,8 @@ def _in_folder(path: Path) -> Path:
     return files[-1]
 
 
-def written(run: Path) -> list[Path]:
-    """Returns the files of a run's evaluations, the newest last. ``run`` may be its ``eval`` folder as well."""
+def evaluation_files(run: Path) -> list[Path]:
+    """Lists the files of a run's evaluations, the newest last. ``run`` may be its ``eval`` folder as well."""
     files = [*(run / "eval").glob("*.json"), *(run.glob("*.json") if run.absolute().name == "eval" else [])]
     return sorted((one for one in files if re.fullmatch(r"\d{1,15}", one.stem)), key=lambda one: int(one.stem))
 
@@ -127,7 +127,7 @@ def _of_checkpoint(path: Path) -> str:
 
 
 def _after(run: Path, iteration: int, name: str, remedy: str | None = None) -> Path:
-    files = {int(one.stem): one for one in written(run)}
+    files = {int(one.stem): one for one in evaluation_files(run)}
     if iteration in files:
         return files[iteration]
     there = ", ".join(map(str, files)) or "none"
@@ -138,7 +138,7 @@ def _after(run: Path, iteration: int, name: str, remedy: str | None = None) -> P
 
 
 def read(name: str) -> WrittenEvaluation:
-    """Reads the evaluation that ``name`` names.
+    """Reads the evaluation that ``name`` names, as :func:`find` finds it.
 
     Raises:
         EvaluationError: it is not there, or its file is damaged, empty, or no evaluation.

@@ -44,8 +44,8 @@ ByCondition = Mapping[Condition, Sequence[EpisodeResult]]
 
 
 def split(results: Sequence[EpisodeResult]) -> tuple[list[EpisodeResult], ByCondition]:
-    """Returns the episodes that were not perturbed, and those that were. Of a start that could not be run both ways,
-    there are no perturbed ones."""
+    """Splits results into episodes without and with perturbation, the latter by condition. Starts that could not be run
+    both ways have no perturbed episodes."""
     plain = [result for result in results if result.episode.perturbed is None]
     ran = {result.episode.episode_id for result in plain if not result.not_run}
     perturbed: dict[Condition, list[EpisodeResult]] = {}
@@ -57,7 +57,8 @@ def split(results: Sequence[EpisodeResult]) -> tuple[list[EpisodeResult], ByCond
 
 
 def compare(plain: Sequence[EpisodeResult], perturbed: ByCondition) -> list[Robustness]:
-    """Returns a row for each condition."""
+    """Compares success under each perturbation with that of the same starts without; returns a row for each
+    condition."""
     before = {result.episode.episode_id: result.success for result in plain}
     return [_row(condition, list(_pairs(before, results))) for condition, results in perturbed.items()]
 
@@ -82,7 +83,7 @@ def _row(condition: Condition, pairs: Sequence[tuple[bool, bool]]) -> Robustness
 
 
 def cells(plain: Sequence[EpisodeResult], rows: Sequence[Robustness]) -> list[list[str]]:
-    """Returns the table: a head, a row without perturbation, then one for each condition."""
+    """Makes a table of success: a head, a row without perturbation, then one for each condition."""
     head = ["perturbation", "strength", "success", "95 % interval", "difference", "95 % interval", "lost, gained"]
     own = sum(result.success for result in plain)
     low, high = wilson(own, len(plain))
@@ -112,7 +113,8 @@ def write(
     folder: Path, iteration: int, weights: str, protocol: Mapping[str, str | None], plain: Sequence[EpisodeResult],
     perturbed: ByCondition, rows: Sequence[Robustness], name: str,
 ) -> str | None:  # fmt: skip
-    """Writes the three files into ``folder``. Returns a line for the console if there can be no picture.
+    """Writes the table of an evaluation's robustness into ``folder``: JSON, markdown, picture. Returns a line for the
+    console if there can be no picture.
 
     Args:
         weights: whose success it is, in words.

@@ -38,7 +38,8 @@ GREEDY = Sampling(do_sample=False)
 def observe(
     origin: Origin, policy: Policy, count: int, device: torch.device, say: Callable[[str], None] = print
 ) -> Examples:  # fmt: skip
-    """Takes ``count`` observations, or fewer if episodes end early.
+    """Runs episodes in the policy's own simulator and returns up to ``count`` of their observations, for an export to
+    measure on.
 
     Args:
         policy: bound to the env's spec; it decides greedily.

@@ -82,7 +82,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of a verification."""
+    """The result of verifying an export: agreement of actions, and paired success."""
 
     env: str  # overrides that named it
     episodes: int
@@ -137,8 +137,8 @@ def _cells(one: Mapping[str, Any], who: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The evaluation that is asked for."""
+class VerifyRequest:
+    """The evaluation that ``export --verify`` was asked to make."""
 
     env: str  # overrides that name it
     composed: Composed
@@ -148,9 +148,9 @@ class Asked:
 
 
 @contextmanager
-def asked(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> Iterator[Asked]:
-    """Checks the evaluation that is asked for, before anything else. It sets how this process computes, too, which
-    must come before torch computes.
+def verify_request(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> Iterator[VerifyRequest]:
+    """Composes and checks the evaluation of ``export --verify``, before anything else runs. It sets how this process
+    computes, too, which must come before torch computes.
 
     Args:
         overrides: of an evaluation, e.g. ``["env=libero_spatial", "episodes=4"]``; ``episodes`` counts all of them.
@@ -164,30 +164,30 @@ def asked(overrides: Sequence[str], config_dirs: Sequence[str] = ()) -> Iterator
         yield _asked(named, overrides, config_dirs, logs)
 
 
-def verify(checkpoint: Path, folder: Path, wanted: Asked, console: Console, device: str = "cpu") -> Verdict:
-    """Evaluates checkpoint and folder, and compares them.
+def verify(checkpoint: Path, folder: Path, requested: VerifyRequest, console: Console, device: str = "cpu") -> Verdict:
+    """Evaluates a checkpoint and its export on the same starts, and compares success and greedy actions.
 
     Raises:
         ConfigError: nothing here can build a policy from the folder.
         EmbodiedError: what else keeps an evaluation from running.
     """
-    facts, place, side = exported.read_export(folder), torch.device(device), wanted.sides.eval
+    facts, place, side = exported.read_export(folder), torch.device(device), requested.sides.eval
     within = TOLERANCES[facts.rounding]
-    reporter = Reporter(console, Group(), wanted.composed.config.runner)
-    plan = spread(side.spec, wanted.episodes)
-    run = _Runs(wanted.composed.config, wanted.sides, plan, wanted.logs, reporter, place)
+    reporter = Reporter(console, Group(), requested.composed.config.runner)
+    plan = spread(side.spec, requested.episodes)
+    run = _Runs(requested.composed.config, requested.sides, plan, requested.logs, reporter, place)
     with console.progress("loading the checkpoint", brief=True):
         original = restore(checkpoint, place).policy
     theirs = run.of_policy(original, "checkpoint", keep=True)
-    under = _conditions(wanted.composed.config, side, original, checkpoint, len(theirs.results))
-    held_to = protocol(wanted.composed, side, under, theirs.facts, original)
+    under = _conditions(requested.composed.config, side, original, checkpoint, len(theirs.results))
+    held_to = protocol(requested.composed, side, under, theirs.facts, original)
     with console.progress("loading the export", brief=True):
         policy = exported.build(facts, folder, place, side.spec, trust=True).policy  # written just now
     ours = run.of_policy(policy, "export", keep=False)
     found = agreement(policy, theirs, side.spec, within, run.batch, place)
     success = paired([one.success for one in theirs.results], [one.success for one in ours.results])
     differ = _differing(theirs.results, ours.results, found.episodes, within)
-    return Verdict(wanted.env, len(theirs.results), held_to.named, within, found, success, differ)
+    return Verdict(requested.env, len(theirs.results), held_to.named, within, found, success, differ)
 
 
 def _conditions(
@@ -203,7 +203,7 @@ def _conditions(
     )  # fmt: skip
 
 
-def _asked(named: str, overrides: Sequence[str], config_dirs: Sequence[str], logs: str) -> Asked:
+def _asked(named: str, overrides: Sequence[str], config_dirs: Sequence[str], logs: str) -> VerifyRequest:
     """Composes and checks the evaluation.
 
     Args:
@@ -235,12 +235,12 @@ def _asked(named: str, overrides: Sequence[str], config_dirs: Sequence[str], log
     if checked.config.runner.deterministic:
         reproducible_arithmetic()
     torch.set_num_threads(checked.config.runner.num_threads)
-    return Asked(named, checked.composed, checked.sides, episodes, Path(logs))
+    return VerifyRequest(named, checked.composed, checked.sides, episodes, Path(logs))
 
 
 @dataclass(frozen=True)
-class Ran:
-    """Episodes of one policy, in the plan's order; observations of the first of them, with what it did."""
+class PolicyRun:
+    """Results of one policy's verification episodes, in the plan's order, with the first observations and actions."""
 
     results: list[EpisodeResult]
     seen: Examples
@@ -262,7 +262,7 @@ class _Runs:
         self._slots = slots
         self.batch = policy_batch(config.rollout, sides.eval.config.total_num_envs)
 
-    def of_policy(self, policy: Policy, name: str, keep: bool) -> Ran:
+    def of_policy(self, policy: Policy, name: str, keep: bool) -> PolicyRun:
         """Runs the plan.
 
         Args:
@@ -285,7 +285,7 @@ class _Runs:
                 for lease in result.leases:
                     workers.rollout.records.give_back(lease)
             rest = self._part(workers, self._plan[kept:], name, keep=False)
-        return Ran([*first, *rest], seen, actions, owners, facts)
+        return PolicyRun([*first, *rest], seen, actions, owners, facts)
 
     def _part(self, workers: Workers, plan: Sequence[Episode], name: str, keep: bool) -> list[EpisodeResult]:
         if not plan:
@@ -301,9 +301,9 @@ class _Runs:
 
 
 def agreement(
-    policy: Policy, theirs: Ran, env: EnvSpec, within: Tolerance, batch: int, device: torch.device
+    policy: Policy, theirs: PolicyRun, env: EnvSpec, tolerance: Tolerance, batch: int, device: torch.device
 ) -> Agreement:  # fmt: skip
-    """Asks ``policy`` about the observations of another one's episodes, in batches of the same size."""
+    """Compares ``policy``'s greedy actions with another's, on the same observations in batches of the same size."""
     assert theirs.seen.obs is not None
     policy.bind(env)
     obs = {name: theirs.seen.obs[name] for name in fields_of(env)}
@@ -318,19 +318,19 @@ def agreement(
         with torch.inference_mode():
             answers.append(policy.act(given, noise, GREEDY).fields["actions"][: len(rows)].cpu().numpy())
     apart = distance(theirs.actions, np.concatenate(answers), env)
-    equal = apart <= within.largest
+    equal = apart <= tolerance.largest
     episodes = tuple(float(equal[theirs.owners == place].mean()) for place in np.unique(theirs.owners))
     return Agreement(len(apart), float(equal.mean()), float(apart.max()), float(apart.mean()), episodes)
 
 
-def distance(one: np.ndarray, other: np.ndarray, env: EnvSpec) -> np.ndarray:
-    """Differences of actions: of numbers in shares of their range [N, …], of other actions 0 or 1 for each decision."""
+def distance(first: np.ndarray, second: np.ndarray, env: EnvSpec) -> np.ndarray:
+    """Computes differences of actions: numbers as shares of their range [N, …], choices as 0 or 1 for each decision."""
     if isinstance(env.action, ContinuousAction):
         low, high = np.array(env.action.low, np.float64), np.array(env.action.high, np.float64)
         bounded = np.isfinite(high - low) & (high > low)
         width = np.where(bounded, np.where(bounded, high, 1.0) - np.where(bounded, low, 0.0), 1.0)
-        return np.abs(one.astype(np.float64) - other) / width
-    return (one != other).reshape(len(one), -1).any(axis=1).astype(np.float64)[:, None]
+        return np.abs(first.astype(np.float64) - second) / width
+    return (first != second).reshape(len(first), -1).any(axis=1).astype(np.float64)[:, None]
 
 
 def _differing(

@@ -44,11 +44,11 @@ class Acting:
         self.version = version
 
     def weights(self) -> AbstractContextManager[None]:
-        """Within it :attr:`policy` has the weights that act."""
+        """Context in which :attr:`policy` has the weights that act."""
         return nullcontext()
 
     def evaluated(self) -> AbstractContextManager[None]:
-        """Within it :attr:`policy` has the weights of the policy that learns."""
+        """Context in which :attr:`policy` has the weights of the policy that learns."""
         return nullcontext()
 
     def state_dict(self) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class Acting:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any], version: int) -> None:
-        """The inverse of :meth:`state_dict`; other entries are left alone.
+        """Loads what :meth:`state_dict` returned; other entries are left alone.
 
         Args:
             version: of the present weights, which act if ``state`` has no others.

@@ -25,7 +25,7 @@ from embodied.data.samples import SampleSource, order, samples_of, spread
 from embodied.learn.augment import Augmentation
 from embodied.learn.checkpoint import statistics
 from embodied.learn.imitation import demonstrated, make_imitation
-from embodied.learn.step.engine import Outcome, StepEngine, Stepping, Taken
+from embodied.learn.step.engine import OptimizerStep, Outcome, StepEngine, Stepping
 from embodied.learn.step.passes import offloaded, until_stopped
 from embodied.learn.terms.nll import NllTerm
 from embodied.learn.terms.term import Forward, OptimizerBatch
@@ -51,7 +51,7 @@ class Totals:
     bad: int = 0
     overflows: int = 0
 
-    def add(self, taken: Taken) -> None:
+    def add(self, taken: OptimizerStep) -> None:
         self.bad += taken.outcome == Outcome.NOT_FINITE
         self.overflows += taken.outcome == Outcome.OVERFLOW
         if taken.outcome == Outcome.MADE:
@@ -82,7 +82,7 @@ class Cloner(Stepping):
     Args:
         env: whose observations the demonstrations have; their instructions may be others.
         episodes: to learn from, :class:`embodied.data.demonstrations.Demonstration` or, of an env of texts,
-            :class:`embodied.data.texts.text.Written`; the same on all ranks.
+            :class:`embodied.data.texts.text.DemonstratedAnswer`; the same on all ranks.
         held_out: for validation only.
         parallel: how ranks share the policy and the samples of a step; None = one process.
 
@@ -135,7 +135,7 @@ class Cloner(Stepping):
 
     @property
     def steps_done(self) -> int:
-        """Optimizer steps of the iteration in progress."""
+        """Optimizer steps of the iteration in progress that are done."""
         return self._totals.done
 
     def state_dict(self) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class Cloner(Stepping):
         return {**self.engine.state_dict(), "totals": asdict(self._totals)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`."""
+        """Loads what :meth:`state_dict` returned."""
         self.engine.load_state_dict(state)
         self._totals = Totals(**state.get("totals", {}))  # checkpoints of earlier versions have none
 
@@ -152,8 +152,8 @@ class Cloner(Stepping):
         self.policy.bind(self._spec)
 
     def iterate(self, iteration: int, watch: Watch = unwatched) -> None:
-        """Takes the optimizer steps of an iteration that are not done yet. ``watch`` may end it between two passes;
-        a step that is not whole is then dropped, and the cloner is what it was after the step before.
+        """Makes the optimizer steps of an iteration that are not done yet. ``watch`` may end it between two passes; a
+        step that is not whole is then dropped, and the cloner is what it was after the step before.
 
         Raises:
             NumericalError: too many updates in a row were not finite.

@@ -79,8 +79,9 @@ def make_imitation(policy: Policy, seed: int) -> Imitation:
     return Tokens(policy)
 
 
-class Tokens:
-    """Scores with the log-probs of the tokens that :meth:`embodied.protocols.Clonable.encode_actions` gives."""
+class Tokens(Imitation):
+    """Scores demonstrated decisions with the log-probs of the tokens that
+    :meth:`embodied.protocols.Clonable.encode_actions` gives."""
 
     def __init__(self, policy: Policy) -> None:
         name, spec = type(policy).__name__, policy.spec
@@ -130,8 +131,8 @@ class Tokens:
         return torch.stack([chosen[name] == encoded[name] for name in names]).all(dim=0).flatten(1)
 
 
-class Losses:
-    """Scores with the policy's own loss of each action. A decision has K elements."""
+class Losses(Imitation):
+    """Scores demonstrated decisions with the policy's own loss of each action. A decision has K elements."""
 
     length_axis = None
 
@@ -173,7 +174,7 @@ class Losses:
 
 
 def demonstrated(counts: Counts, mask: Tensor) -> OptimizerBatch:
-    """An optimizer batch of n demonstrated decisions, all of which are wanted alike."""
+    """Makes an optimizer batch of n demonstrated decisions, each with equal weight."""
     n, elements = len(mask), int(mask.sum())
     return OptimizerBatch(
         counts, torch.arange(n), mask, mask.float() / max(elements, 1), torch.ones(mask.shape),

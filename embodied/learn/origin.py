@@ -51,7 +51,7 @@ class Origin:
     simulator: Simulator | None = None  # None: written by a version that did not say it
 
     def as_json(self) -> dict[str, Any]:
-        """Returns it as ``meta.json`` holds it."""
+        """Converts the origin to JSON values, as ``meta.json`` holds it."""
         made = {"_target_": self.target, "kwargs": dict(self.kwargs), "freeze_patterns": list(self.freeze_patterns)}
         simulated = {} if self.simulator is None else {"simulator": asdict(self.simulator)}
         return {"policy": {**made, "seed": self.seed}, "env": to_json(self.env), **simulated}
@@ -106,7 +106,7 @@ def _build(path: Path, origin: Origin) -> Policy:
 
 
 def origin_of(path: Path, meta: Meta) -> Origin:
-    """Read what :meth:`Origin.as_json` has written.
+    """Reads the origin that :meth:`Origin.as_json` has written into ``meta.json``.
 
     Raises:
         CheckpointError: the checkpoint does not say where it comes from.

@@ -28,7 +28,7 @@ from embodied.learn.score.score import Scorer
 from embodied.learn.step.engine import Outcome, StepEngine, Stepping, under, value_grad_norm
 from embodied.learn.step.freeze import drop_gradients_beside_value_head, value_head_only
 from embodied.learn.step.objective import Objective
-from embodied.learn.step.passes import OwnRecords, PassEvaluator, check_counts_tokens
+from embodied.learn.step.passes import ForwardPasses, RankRecords, check_counts_tokens
 from embodied.learn.step.reference import Reference
 from embodied.learn.step.update_metrics import UpdateMetrics, add_stats, on_cpu
 from embodied.learn.terms.term import Need, OptimizerBatch, Setup, Share
@@ -95,12 +95,12 @@ class Trainer(Stepping):
         distribution = Need.DISTRIBUTION in self._objective.needs | self._score.needs
         offload = self.actor.fsdp_config.activation_offload
         ranks, reference = self._parallel, self._reference
-        self._evaluate = PassEvaluator(self.policy, self.sampling, ranks, reference, distribution, offload)
+        self._evaluate = ForwardPasses(self.policy, self.sampling, ranks, reference, distribution, offload)
         self._rest()
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
-        """Gives learner and acting policy the weights that are evaluated (:meth:`StepEngine.evaluated`) within it."""
+        """Context in which learner and acting policy have the evaluated weights (:meth:`StepEngine.evaluated`)."""
         with super().evaluated(), self.acting.evaluated():
             yield
 
@@ -179,7 +179,7 @@ class Trainer(Stepping):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`."""
+        """Loads what :meth:`state_dict` returned."""
         self.engine.load_state_dict(state)
         self.acting.load_state_dict(state, self.weight_version)
         self._kl_coefficient.value = float(state["kl_beta"])
@@ -192,10 +192,10 @@ class Trainer(Stepping):
         """The reference, if it cannot be made again from the configuration."""
         return None if self.algorithm.reference_reset_interval is None else self._reference
 
-    def _own(self, arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult]) -> OwnRecords:
+    def _own(self, arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult]) -> RankRecords:
         mine = [result for result in results if result.rank == self._group.rank]
         forward = self.algorithm.logprob_forward_max_tokens
-        return OwnRecords(arrays, mine, self.policy, self.env, self.device, self._parallel, self.max_tokens, forward)
+        return RankRecords(arrays, mine, self.policy, self.env, self.device, self._parallel, self.max_tokens, forward)
 
     def _reset_reference(self, iteration: int) -> None:
         interval = self.algorithm.reference_reset_interval
@@ -205,7 +205,7 @@ class Trainer(Stepping):
         if self.algorithm.reset_optimizer_with_reference:
             self.optimizer.state.clear()
 
-    def _epochs(self, own: OwnRecords, batch: Batch, iteration: int, metrics: UpdateMetrics, watch: Watch) -> None:
+    def _epochs(self, own: RankRecords, batch: Batch, iteration: int, metrics: UpdateMetrics, watch: Watch) -> None:
         balance: Balance | None = None
         if self.actor.enable_dp_load_balance and self._group.size > 1:
             balance, batch = Balance.of(own, batch)
@@ -215,7 +215,7 @@ class Trainer(Stepping):
                 if epoch == 0:
                     metrics.records = metrics.samples
 
-    def _passes(self, own: OwnRecords, batch: Batch, iteration: int, balance: Balance | None) -> int:
+    def _passes(self, own: RankRecords, batch: Batch, iteration: int, balance: Balance | None) -> int:
         """Counts the records that this rank will compute in the epochs of an iteration."""
         epochs = self.algorithm.update_epoch
         keep = self._objective.carries_gradient(self._objective.optimizer_batch(batch, torch.arange(len(batch))))
@@ -230,7 +230,7 @@ class Trainer(Stepping):
         return list(optimizer_batches(len(batch), size, self.seed, iteration, epoch, shuffle))
 
     def _epoch(
-        self, own: OwnRecords, batch: Batch, place: tuple[int, int], metrics: UpdateMetrics, passed: Passed,
+        self, own: RankRecords, batch: Batch, place: tuple[int, int], metrics: UpdateMetrics, passed: Passed,
         balance: Balance | None,
     ) -> None:  # fmt: skip
         """``place``: iteration, epoch."""
@@ -242,7 +242,7 @@ class Trainer(Stepping):
                 break
 
     def _step(
-        self, own: OwnRecords, batch: Batch, chosen: Tensor, metrics: UpdateMetrics, passed: Passed,
+        self, own: RankRecords, batch: Batch, chosen: Tensor, metrics: UpdateMetrics, passed: Passed,
         balance: Balance | None = None,
     ) -> bool:  # fmt: skip
         """One optimizer batch: ``chosen`` int64 [n] indexes the batch's records. False: stop the epoch here."""
@@ -272,8 +272,8 @@ class Trainer(Stepping):
 
         taken = self.engine.take(
             self._micro_batches(own, batch, chosen, keep, metrics), passed, backward,
-            hook=lambda: self._check_gradients(metrics), inspect=lambda norm: self._measure_value_head(norm, metrics),
-            during=value_only,
+            before_clip=lambda: self._check_gradients(metrics),
+            on_norm=lambda norm: self._measure_value_head(norm, metrics), passes_within=value_only,
         )  # fmt: skip
         metrics.add_step(taken)
         return taken.outcome != Outcome.ABANDONED
@@ -290,7 +290,7 @@ class Trainer(Stepping):
             metrics.add_to_steps("train/value_grad_norm", found)
 
     def _micro_batches(
-        self, own: OwnRecords, batch: Batch, chosen: Tensor, keep: Tensor, metrics: UpdateMetrics
+        self, own: RankRecords, batch: Batch, chosen: Tensor, keep: Tensor, metrics: UpdateMetrics
     ) -> list[Tensor]:
         """This rank's of the records ``keep`` bool [n] among ``chosen`` int64 [n], in parts; counted in ``metrics``."""
         ranks, rows, costs = batch.ranks[chosen], batch.rows[chosen.numpy()], None
@@ -302,7 +302,7 @@ class Trainer(Stepping):
         metrics.samples += len(mine)
         return own.parts(ranks, keep, rows, self.actor.micro_batch_size, costs)
 
-    def _empty_pass(self, own: OwnRecords, whole: OptimizerBatch) -> float:
+    def _empty_pass(self, own: RankRecords, whole: OptimizerBatch) -> float:
         """Makes a forward and backward pass that counts nothing, because other ranks have one to make."""
         records = own.gather(np.zeros(0, np.int64))
         _, total = self._loss(records, whole.part(torch.zeros(1, dtype=torch.long), self.device))
@@ -318,7 +318,7 @@ class Trainer(Stepping):
         return stats is not None and stats.mean_ratio > limit
 
     def _micro_batch(
-        self, own: OwnRecords, rows: np.ndarray, part: OptimizerBatch, metrics: UpdateMetrics, untrained: bool
+        self, own: RankRecords, rows: np.ndarray, part: OptimizerBatch, metrics: UpdateMetrics, untrained: bool
     ) -> float:
         """Forward and backward pass of the records in ``rows`` int64 [m]; their share of the loss.
 

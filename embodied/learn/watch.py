@@ -14,5 +14,5 @@ Watch = Callable[[str, int], AbstractContextManager[Passed]]
 
 @contextmanager
 def unwatched(name: str, total: int) -> Iterator[Passed]:
-    """Watches nothing: the work goes to its end."""
+    """Context of an update that nobody may interrupt: the function that it yields always says to go on."""
     yield lambda records: True

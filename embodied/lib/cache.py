@@ -50,9 +50,9 @@ def _is_ours_alone(folder: Path) -> bool:
 
 
 @contextmanager
-def one_first(folder: Path, wait_s: float = WAIT_S) -> Iterator[None]:
-    """Of processes that enter together, lets one in first, which works out what ``folder`` keeps. When it leaves or
-    ends, the others go in together and find that there.
+def one_process_first(folder: Path, wait_s: float = WAIT_S) -> Iterator[None]:
+    """Context that lets one of the processes which enter it together work first and fill the cache ``folder``; when it
+    leaves or ends, the others go in together and find the result there.
 
     Nobody waits for longer than ``wait_s`` seconds, or where files cannot be locked.
     """

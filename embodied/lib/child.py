@@ -49,7 +49,7 @@ os._exit(127)
 
 
 def how_it_ended(code: int, verb: str = "killed") -> str:
-    """Says what a return code of :mod:`subprocess` means; a negative one is a signal.
+    """Explains a return code of :mod:`subprocess` in words; a negative one is a signal.
 
     >>> how_it_ended(-9), how_it_ended(1)
     ('was killed by SIGKILL', 'ended with status 1')
@@ -83,7 +83,7 @@ def end_with_parent(parent: int | None = None, number: int = signal.SIGKILL) -> 
 
 
 class Child(subprocess.Popen[bytes]):
-    """A program that has been started.
+    """A child process in a session of its own that ends with this process; its last printed lines can be kept.
 
     Args:
         command: its arguments; the first is its name or path.
@@ -199,7 +199,7 @@ class Child(subprocess.Popen[bytes]):
 
 
 def reap(children: Sequence[Child]) -> None:
-    """Waits for programs that were killed; not for ever."""
+    """Waits for programs that were killed, for a limited time."""
     until = time.monotonic() + REAP_S
     for child in children:
         with suppress(subprocess.TimeoutExpired):

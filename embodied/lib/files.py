@@ -97,7 +97,8 @@ def check_folder(folder: Path) -> None:
 
 
 def inside(folder: Path, name: Any) -> Path:
-    """The file that a name in another file means.
+    """Returns the path of a file that is named within another file. Raises :class:`CheckpointError` unless it lies in
+    ``folder``.
 
     Raises:
         CheckpointError: it is no name of a file in the folder, e.g. an absolute path or one with "..".
@@ -134,7 +135,7 @@ def _check_target(link: Path, target: Path | None, roots: list[Path]) -> None:
 
 @contextmanager
 def reading(file: Path, what: str = "its content is not as expected") -> Iterator[None]:
-    """Turn what goes wrong while the content of ``file`` is taken apart into an error that names the file.
+    """Context that turns errors while the content of ``file`` is parsed into one that names the file.
 
     Raises:
         DamagedCheckpointError: instead of the errors in :data:`UNREADABLE`, and of those of the file system. It says so
@@ -181,7 +182,7 @@ def _stand_in(begins: bytes) -> str | None:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in a file.
+    """Reads a file that holds one JSON object.
 
     Raises:
         DamagedCheckpointError: it cannot be read, is no JSON object, or is too large for one.
@@ -229,7 +230,7 @@ def checksums(folder: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def check_checksums(folder: Path, noted: Mapping[str, Any], fix: str = AGAIN) -> None:
-    """Compare files with what was noted of them.
+    """Compares files with sizes and checksums that were noted of them. Raises DamagedCheckpointError.
 
     A checksum finds damage. It does not tell who wrote a file.
 
@@ -249,12 +250,13 @@ def check_checksums(folder: Path, noted: Mapping[str, Any], fix: str = AGAIN) ->
 
 
 def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of JSON with a checksum of their own."""
+    """Adds a checksum of themselves to JSON values."""
     return {**values, "checksum": _sum_of_values(values)}
 
 
 def check_seal(file: Path, values: dict[str, Any]) -> dict[str, Any]:
-    """The values that :func:`sealed` was given. Those without a checksum are returned as they are.
+    """Checks the checksum that :func:`sealed` added, and returns the values without it; those without a checksum are
+    returned as they are.
 
     Raises:
         DamagedCheckpointError: they are others.

@@ -25,7 +25,7 @@ def is_secret(key: str) -> bool:
 
 
 def in_value(key: str, value: Any) -> Any:
-    """Returns the value of a dotted key without the secrets that are in it."""
+    """Returns the value of a dotted key with secrets in it hidden."""
     if isinstance(value, Mapping):
         return {name: in_value(f"{key}.{name}", one) for name, one in value.items()}
     if isinstance(value, list | tuple):
@@ -36,12 +36,12 @@ def in_value(key: str, value: Any) -> Any:
 
 
 def in_text(text: str) -> str:
-    """Returns a text without names and passwords of addresses: ``https://me:pw@host`` → ``https://(hidden)@host``."""
+    """Hides names and passwords of addresses in a text: ``https://me:pw@host`` → ``https://(hidden)@host``."""
     return _ADDRESS.sub(f"//{HIDDEN}@", text)
 
 
 def without_environment(text: str, *others: str | None) -> str:
-    """Returns a text without the values of environment variables that are secrets (``HF_TOKEN``, …).
+    """Hides the values of secret environment variables (``HF_TOKEN``, …) in a text.
 
     Args:
         others: more secrets, which stand elsewhere; None = there is none.
@@ -54,7 +54,7 @@ def without_environment(text: str, *others: str | None) -> str:
 
 
 def in_command(command: str) -> str:
-    """Returns a command line without the secrets among its ``key=value``; one that has none stays as it is."""
+    """Hides secrets among a command line's ``key=value`` words; one that has none stays as it is."""
     try:
         words = shlex.split(command)
     except ValueError:  # a quote is open: it is no command line that a shell takes
@@ -64,7 +64,7 @@ def in_command(command: str) -> str:
 
 
 def in_override(word: str) -> str:
-    """Returns a ``key=value`` without the secrets in it."""
+    """Hides secrets in a ``key=value`` override."""
     key, sign, value = word.partition("=")
     if sign and value and is_secret(key):
         return f"{key}={HIDDEN}"

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def to_json(spec: EnvSpec) -> dict[str, Any]:
-    """The spec in values that ``json.dumps`` takes."""
+    """Converts an env's spec to values that ``json.dumps`` takes."""
     return {
         "version": VERSION,
         "obs": [
@@ -50,7 +50,7 @@ def to_json(spec: EnvSpec) -> dict[str, Any]:
 
 
 def from_json(data: Any) -> EnvSpec:
-    """The spec that :func:`to_json` gave.
+    """Makes an env's spec from what :func:`to_json` returned.
 
     Raises:
         SpecMismatchError: another version, a field that is missing, unknown or of another type, an unknown kind of

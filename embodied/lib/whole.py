@@ -15,7 +15,8 @@ from typing import BinaryIO
 def write_whole(
     path: Path, content: str | bytes | Callable[[BinaryIO], object], *, shared: bool = False, mode: int = 0o666
 ) -> None:
-    """Writes a file aside, onto the disk, and renames it. A symbolic link at ``path`` is replaced, not followed.
+    """Writes a file atomically: to a temporary name, onto the disk, then renamed. A symbolic link at ``path`` is
+    replaced, not followed.
 
     Args:
         path: in a folder that is there.
@@ -44,12 +45,13 @@ def write_whole(
 
 
 def left_aside(path: Path, process: int) -> list[Path]:
-    """Returns what a process has left of a file that it writes ``shared``: it was killed, or is still writing."""
+    """Lists temporary files that a process has left of a file that it writes ``shared``: it was killed, or is still
+    writing."""
     return list(path.parent.glob(f".{escape(path.name)}.{process}-*.part"))
 
 
 def settle(aside: Path, path: Path) -> None:
-    """Gives a finished file of the same folder its name, for good."""
+    """Renames a finished temporary file to its final name, and puts the rename onto the disk."""
     _sync(aside, os.O_RDONLY)
     os.replace(aside, path)
     sync_folder(path.parent)

@@ -15,7 +15,8 @@ BEFORE = (
 
 
 def settle(notes: Sequence[Note], defaults: Container[str]) -> list[Note]:
-    """Returns the notes without contradictions, whatever their order was.
+    """Resolves contradicting notes about the keys of a foreign configuration, whatever their order was; returns the
+    notes to keep.
 
     Args:
         defaults: keys that their file leaves out; what it says comes before them.

@@ -26,7 +26,8 @@ TRAINING = (
 
 @dataclass(frozen=True)
 class Family:
-    """Keys of a system that have one answer."""
+    """A pattern of another system's keys that are all answered alike: harmless, refused, or open until the
+    user decides."""
 
     system: str
     pattern: str
@@ -36,7 +37,7 @@ class Family:
 
     @property
     def harmless(self) -> bool:
-        """Whether its keys cannot change a number."""
+        """Whether these keys cannot change a number of a run."""
         return self.says == "harmless"
 
     @property
@@ -47,7 +48,7 @@ class Family:
 
 @cache
 def families() -> tuple[Family, ...]:
-    """Returns all rows."""
+    """Reads all rows of the table of key families."""
     text = (files(__package__) / TABLE).read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     rows = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
@@ -62,12 +63,13 @@ def _compiled() -> tuple[tuple[Family, re.Pattern[str]], ...]:
 
 
 def family_of(system: str, key: str) -> Family | None:
-    """Returns the family of a key; None if it has none."""
+    """Returns the family (:class:`Family`) that a key of ``system`` belongs to; None if it has none."""
     return next((one for one, fits in _compiled() if one.system in ("*", system) and fits.match(key)), None)
 
 
 def can_change_a_number(system: str, key: str) -> bool:
-    """Whether a key might; False only of those that are known not to."""
+    """Returns whether a key of ``system`` might change a number of a run; False only for those that are
+    known not to."""
     if any(name.startswith(TRAINING) for row in find(key) for name in row.ours):
         return True
     family = family_of(system, key)

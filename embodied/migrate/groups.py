@@ -28,7 +28,8 @@ Chosen = Mapping[str, str]
 
 
 def of_defaults(defaults: Any) -> tuple[dict[str, str], list[Note]]:
-    """Reads RLinf's list of group files: ``env/libero_10@env.train``."""
+    """Reads RLinf's list of group files (``env/libero_10@env.train``): the files by group, and a note for
+    each entry."""
     chosen, notes = dict[str, str](), list[Note]()
     for entry in defaults if isinstance(defaults, list) else []:
         for text in entry if isinstance(entry, Mapping) else [entry]:
@@ -38,44 +39,44 @@ def of_defaults(defaults: Any) -> tuple[dict[str, str], list[Note]]:
             file, group = str(value) if value else file, SIDES.get(place, kind)
             if kind in GROUPS and group in GROUPS and file:
                 chosen.setdefault(group, file)
-                notes.append(Note("defaults", text, "renamed", {group: ours(kind, file)}))
+                notes.append(Note("defaults", text, "renamed", {group: our_name(kind, file)}))
             elif name != "_self_":
                 notes.append(Note("defaults", text, "nothing", why="groups of theirs that ours do not need"))
     return chosen, notes
 
 
-def ours(kind: str, name: str) -> str:
-    """Returns our name of an env's or a model's file of theirs."""
+def our_name(kind: str, name: str) -> str:
+    """Returns our name for another system's env or model file; a name that is not in the tables stays as it is."""
     return (MODELS if kind == "model" else ENVS).get(name.lower(), name)
 
 
-def choose(found: Migration, chosen: Chosen, problems: bool) -> None:
+def choose(migration: Migration, chosen: Chosen, names_problems: bool) -> None:
     """Fills the groups of a migration: what a key says comes before the list of defaults.
 
     Args:
-        problems: whether their file names data of problems.
+        names_problems: whether their file names data of problems.
     """
-    said = {group: ours(group.partition(".")[0], name) for group, name in chosen.items()}
-    for note in found.notes:
+    said = {group: our_name(group.partition(".")[0], name) for group, name in chosen.items()}
+    for note in migration.notes:
         said |= {name: str(note.settings[name]) for name in NAMES if name in note.settings and note.key != "defaults"}
-    if "env" not in said and "env" not in found.open and problems:
+    if "env" not in said and "env" not in migration.open and names_problems:
         said["env"] = "math"
-    if said.get("env") == "math" and "model" not in found.open:
+    if said.get("env") == "math" and "model" not in migration.open:
         said.setdefault("model", "causal_lm")
     if said.get("env.eval", said.get("env")) == said.get("env"):
         said.pop("env.eval", None)
-    named = {*said, *found.open}
+    named = {*said, *migration.open}
     for group, name in said.items():
         if name in group_options(group.partition(".")[0]):
-            found.groups[group] = name
+            migration.groups[group] = name
         else:
-            found.open.setdefault(group, f"there is no {WHAT[group]} {name} here{_near(group, name)}")
-    if any(key.startswith(TRAINS) for key in found.settings):
+            migration.open.setdefault(group, f"there is no {WHAT[group]} {name} here{_near(group, name)}")
+    if any(key.startswith(TRAINS) for key in migration.settings):
         for group in ("env", "model"):
-            if group not in found.groups:
-                found.open.setdefault(group, f"their file names no {WHAT[group]} that is here")
-    for group in [group for group in PARTS if group in found.open and group in named]:
-        _leave(found, group)
+            if group not in migration.groups:
+                migration.open.setdefault(group, f"their file names no {WHAT[group]} that is here")
+    for group in [group for group in PARTS if group in migration.open and group in named]:
+        _leave(migration, group)
 
 
 def _near(group: str, name: str) -> str:
@@ -83,15 +84,15 @@ def _near(group: str, name: str) -> str:
     return f"; the nearest by name: {', '.join(same[:5])}" if same else ""
 
 
-def _leave(found: Migration, group: str) -> None:
+def _leave(migration: Migration, group: str) -> None:
     """Takes out what was said of a group that is not here. Keys that every env has stay."""
-    found.groups.pop(group, None)
+    migration.groups.pop(group, None)
     common = {key.name for key in keys()} if group != "model" else set[str]()
-    gone = [key for key in found.settings if key.startswith(PARTS[group]) and key not in common]
+    gone = [key for key in migration.settings if key.startswith(PARTS[group]) and key not in common]
     of_it = f"it is of the {WHAT[group]}, which is not here"
-    for number, note in enumerate(found.notes):
+    for number, note in enumerate(migration.notes):
         named = group in note.settings
         if named or (note.settings and not set(note.settings) - set(gone)):
-            why = found.open[group] if named else of_it
-            found.notes[number] = Note(note.key, note.value, "refused", {}, why)
-    found.drop(gone)
+            why = migration.open[group] if named else of_it
+            migration.notes[number] = Note(note.key, note.value, "refused", {}, why)
+    migration.drop(gone)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def gpus() -> int:
-    """Returns the number of GPUs that a run would find here; 0 where torch is not installed."""
+    """Returns the number of GPUs of this machine that a run would use; 0 where torch is not installed."""
     try:
         import torch
     except ModuleNotFoundError:

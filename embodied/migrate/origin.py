@@ -15,7 +15,8 @@ FEWEST, TIMES = 3, 3
 
 
 def check_origin(theirs: Mapping[str, Any], system: str) -> None:
-    """Refuses a file whose keys are those of another system: next to nothing would be left of it.
+    """Refuses a foreign configuration whose keys are those of another system than ``system``: next to nothing would be
+    left of it.
 
     Args:
         theirs: their keys, nested.

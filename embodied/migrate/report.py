@@ -14,14 +14,15 @@ WEIGHTY = ("unknown", "refused")
 """What may have become of a key that the user should look at, if it can change a number."""
 
 
-def lines_of(found: Migration, system: str) -> list[str]:
-    """Returns the lines that say what became of each key, those that need a look last, and then what is to do."""
+def lines_of(migration: Migration, system: str) -> list[str]:
+    """Formats a migration as lines of text: what became of each key, those that need a look last, then what is left to
+    do."""
     lines = []
     for how, title in HOWS.items():
-        notes = [note for note in found.notes if note.how == how]
+        notes = [note for note in migration.notes if note.how == how]
         if notes:
             lines += [f"{title}: {len(notes)}", *map(_line, notes)]
-    return lines + [f"still to do before a run begins: {one}" for one in to_do(found, system)]
+    return lines + [f"still to do before a run begins: {one}" for one in to_do(migration, system)]
 
 
 def _line(note: Note) -> str:
@@ -32,17 +33,17 @@ def _line(note: Note) -> str:
     return " ".join(parts)
 
 
-def to_do(found: Migration, system: str) -> list[str]:
-    """Returns what a user has to do: decide what is open, give what is missing, look at what was left out and can
-    change a number."""
-    decide = [f"{why}\n  fix: {_choice(key)}" for key, why in found.open.items()]
-    left = [note for note in found.notes if note.how in WEIGHTY and can_change_a_number(system, note.key)]
-    left = [note for note in left if note.why not in found.open.values()]
+def to_do(migration: Migration, system: str) -> list[str]:
+    """Lists what the user has to do after a migration: decide open keys, give missing ones, look at dropped ones that
+    can change a number."""
+    decide = [f"{why}\n  fix: {_choice(key)}" for key, why in migration.open.items()]
+    left = [note for note in migration.notes if note.how in WEIGHTY and can_change_a_number(system, note.key)]
+    left = [note for note in left if note.why not in migration.open.values()]
     told = [f"  {note.key} = {_short(note.value)} ({_short(note.why)})" for note in left]
     look = (
         ["\n".join([f"{len(left)} keys are left out that can change a number; look at each:", *told])] if left else []
     )
-    return [*decide, *filter(None, [found.remaining, found.elsewhere]), *look]
+    return [*decide, *filter(None, [migration.remaining, migration.elsewhere]), *look]
 
 
 def _choice(key: str) -> str:
@@ -58,9 +59,10 @@ def _short(value: object) -> str:
     return text if len(text) <= 160 else f"{text[:159]}…"
 
 
-def command(found: Migration, folder: str, name: str) -> str:
-    """Returns the command that runs an experiment: one process, or as many as their file asks for."""
-    nodes, here = (found.settings.get(f"cluster.{key}") or 1 for key in ("num_nodes", "num_gpus_per_node"))
+def command(migration: Migration, folder: str, name: str) -> str:
+    """Returns the command line that runs a migrated experiment: one process, or as many as the foreign file
+    asks for."""
+    nodes, here = (migration.settings.get(f"cluster.{key}") or 1 for key in ("num_nodes", "num_gpus_per_node"))
     rest = f"-m embodied.train --config-dir {shlex.quote(folder)} experiment={name}"
     if nodes == here == 1:
         return f"python {rest}"

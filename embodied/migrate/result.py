@@ -26,7 +26,8 @@ OPEN, UNDECIDED = "???", "TO_BE_DECIDED"
 
 @dataclass(frozen=True)
 class Note:
-    """What became of a key of theirs."""
+    """The outcome of one key of a foreign configuration: how it was translated, into which settings of
+    ours, and why."""
 
     key: str
     value: Any
@@ -38,7 +39,8 @@ class Note:
 
 @dataclass
 class Migration:
-    """A configuration of theirs as one of ours.
+    """A foreign configuration (RLinf, verl, ROLL, Cosmos-RL) translated into ours: chosen groups, settings, and a note
+    for each key.
 
     Args:
         groups: of :data:`GROUPS`, where their file says them.
@@ -57,7 +59,7 @@ class Migration:
     elsewhere: str = ""
 
     def as_yaml(self, stand_ins: Mapping[str, str] | None = None) -> str:
-        """Returns the file of an experiment.
+        """Returns the migrated configuration as the YAML text of an experiment file.
 
         Args:
             stand_ins: group → what stands for one that is open, to try the rest; None = it stays open.
@@ -77,15 +79,15 @@ class Migration:
         return "\n".join([*lines, *([text] if text else []), ""])
 
     def keys_of(self, how: str) -> list[str]:
-        """Returns their keys of which this became."""
+        """Returns the foreign keys whose note has the outcome ``how`` (one of ``HOWS``)."""
         return [note.key for note in self.notes if note.how == how]
 
     def withheld(self) -> set[str]:
-        """Returns our keys whose values their file says, and cannot be known here."""
+        """Returns our keys that the foreign file sets to values that cannot be known here."""
         return {name for note in self.notes for name in note.withholds} - set(self.settings)
 
     def drop(self, keys: Iterable[str]) -> None:
-        """Takes settings out, and out of what is said of their keys."""
+        """Takes settings out of the migration, and out of the notes on their keys."""
         gone = set(keys)
         self.settings = {key: value for key, value in self.settings.items() if key not in gone}
         self.notes = [

@@ -30,7 +30,7 @@ SUPERVISED = ("model.partial_pretrain", "model.path")
 
 
 def iterations(passes: Any, settings: Mapping[str, Any]) -> tuple[dict[str, Any], str, str]:
-    """Passes over the problems as iterations: settings, how, why.
+    """Converts passes over the problems into iterations; returns settings, how it was done (``Note.how``), and why.
 
     Args:
         settings: ours, as far as they are known.
@@ -46,7 +46,7 @@ def iterations(passes: Any, settings: Mapping[str, Any]) -> tuple[dict[str, Any]
 
 
 def of_data(settings: Mapping[str, Any]) -> list[Note]:
-    """What verl's data say without a key: column of the answer, verifier, size of an evaluation.
+    """Notes what verl's data imply without a key: column of the answer, verifier, size of an evaluation.
 
     Args:
         settings: ours, as far as they are known.
@@ -83,7 +83,7 @@ def _verifier(paths: Any) -> list[Note]:
 
 
 def rows_in(paths: Any) -> int | None:
-    """The number of rows of files; None if one cannot be read."""
+    """Counts the rows of data files; None if one cannot be read."""
     if not isinstance(paths, Sequence) or isinstance(paths, str) or not paths:
         return None
     if any(is_hub_name(str(path)) for path in paths):
@@ -95,7 +95,7 @@ def rows_in(paths: Any) -> int | None:
 
 
 def first_row(paths: Any) -> Mapping[str, Any] | None:
-    """The first row of the first file; None if it cannot be read."""
+    """Reads the first row of the first data file; None if it cannot be read."""
     if not rows_in(paths):
         return None
     row: Mapping[str, Any] = open_source(source_of(str(paths[0]), keep=False))[0]

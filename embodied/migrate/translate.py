@@ -44,14 +44,14 @@ DECIDES = (
 
 
 def migrate(
-    mapping: Mapping[str, Any], system: str, given: Sequence[str] = (), devices: int | None = None
+    mapping: Mapping[str, Any], system: str, overrides: Sequence[str] = (), devices: int | None = None
 ) -> Migration:
-    """Translates a configuration.
+    """Translates a foreign configuration (nested mapping) of ``system`` into ours.
 
     Args:
         mapping: theirs, nested; references in it are resolved where they can be.
         system: of :data:`SYSTEMS`.
-        given: overrides of ours, e.g. ``model=openvla_oft_tiny``, with which it is tried.
+        overrides: overrides of ours, e.g. ``model=openvla_oft_tiny``, with which it is tried.
         devices: GPUs of this machine; None = they are counted where their file asks for several.
     """
     chosen, notes = groups.of_defaults(mapping.get("defaults"))
@@ -70,8 +70,8 @@ def migrate(
         found.settings |= {name: one for name, one in note.settings.items() if name not in groups.NAMES}
     _leave_open(found, chosen)
     groups.choose(found, chosen, any(_names_problems(key, SYSTEMS[system]) for key in flat))
-    fit(found, system, kind_of(system, flat, chosen), flat, given)
-    attempt(found, given, devices)
+    fit(found, system, kind_of(system, flat, chosen), flat, overrides)
+    attempt(found, overrides, devices)
     return found
 
 
@@ -105,13 +105,13 @@ def _is_open(value: Any) -> bool:
     return isinstance(value, Unresolved) or is_reference or any(map(_is_open, inner))
 
 
-def _leave_open(found: Migration, chosen: groups.Chosen) -> None:
+def _leave_open(migration: Migration, chosen: groups.Chosen) -> None:
     """Opens what is trained where their file says it with a value that cannot be known."""
-    said = {*found.settings, *chosen, *(name for note in found.notes for name in note.settings)}
-    for note in found.notes:
+    said = {*migration.settings, *chosen, *(name for note in migration.notes for name in note.settings)}
+    for note in migration.notes:
         for name in note.withholds:
             if name in DECIDES and name not in said:
-                found.open.setdefault(name, f"{note.key} = {note.value} ({note.why}), and says {name}")
+                migration.open.setdefault(name, f"{note.key} = {note.value} ({note.why}), and says {name}")
 
 
 def _names_of(system: str, kind: str) -> tuple[str, ...]:
@@ -119,37 +119,40 @@ def _names_of(system: str, kind: str) -> tuple[str, ...]:
     return SYSTEMS[system][::-1] if kind == "robot" and system == "verl" else SYSTEMS[system]
 
 
-def note_of(key: str, value: Any, systems: Sequence[str], get: Lookup, own: set[str], found: Migration) -> Note:
-    """Says what becomes of a key. What is trained, and has no answer here, becomes open in ``found``.
+def note_of(
+    key: str, value: Any, systems: Sequence[str], get: Lookup, usual_keys: set[str], migration: Migration
+) -> Note:
+    """Translates one key of a foreign configuration into a note; what is trained, and has no answer here, becomes open
+    in the migration.
 
     Args:
         systems: names of one system in the tables; of rows with the same key that of the first counts.
         get: their other keys.
-        own: keys of ours that every run has.
+        usual_keys: keys of ours that every run has.
     """
     system = next(name for name, names in SYSTEMS.items() if systems[0] in names)
-    note = _known(key, value, systems, system, get, own, found)
+    note = _known(key, value, systems, system, get, usual_keys, migration)
     if not _is_open(value) or note.how == "harmless":
         return note
-    withheld = _could_say(key, systems, get, own)
+    withheld = _could_say(key, systems, get, usual_keys)
     if note.how == "nothing" and not withheld:
         return note
     why = "it is not set there" if plain(value) == "???" else "the reference cannot be resolved here"
     return Note(key, value, "refused", why=f"{why}: write its value", withholds=withheld)
 
 
-def _could_say(key: str, systems: Sequence[str], get: Lookup, own: set[str]) -> tuple[str, ...]:
+def _could_say(key: str, systems: Sequence[str], get: Lookup, usual_keys: set[str]) -> tuple[str, ...]:
     """Our keys that a key of theirs may set, whatever its value is."""
     rows = sorted(find(key, systems), key=lambda row: systems.index(row.system))
     if not rows:
-        return (key,) if key in own else ()
+        return (key,) if key in usual_keys else ()
     notes = [_of_row(key, probe, rows[0], get) for probe in PROBES]
     more = rows[0].ours if any(note.how in ("refused", "extra") for note in notes) else ()
     return tuple(dict.fromkeys([*(name for note in notes for name in (*note.settings, *note.withholds)), *more]))
 
 
 def _known(
-    key: str, value: Any, systems: Sequence[str], system: str, get: Lookup, own: set[str], found: Migration
+    key: str, value: Any, systems: Sequence[str], system: str, get: Lookup, usual_keys: set[str], migration: Migration
 ) -> Note:
     """Says what becomes of a key whose value is known."""
     if key.startswith("="):  # a key of ours, which says what is no key there
@@ -158,9 +161,9 @@ def _known(
     if rows := sorted(find(key, systems), key=lambda row: systems.index(row.system)):
         note = _of_row(key, value, rows[0], get)
         if note.how == "refused" and family is not None and family.opens:
-            found.open.setdefault(family.opens, f"{key} = {value}: {note.why}")
+            migration.open.setdefault(family.opens, f"{key} = {value}: {note.why}")
         return note
-    if key in own:
+    if key in usual_keys:
         empty = Note(key, value, "nothing", why="nothing is set")
         return Note(key, value, "same", {key: value}) if value is not None else empty
     if value in ({}, []):
@@ -172,7 +175,7 @@ def _known(
     if plain(value) in family.neutral:
         return Note(key, value, "nothing", why="it is off, or as it is here")
     if family.opens:
-        found.open.setdefault(family.opens, f"{key} = {value}: {family.why}")
+        migration.open.setdefault(family.opens, f"{key} = {value}: {family.why}")
     return Note(key, value, "refused", why=family.why)
 
 

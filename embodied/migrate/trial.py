@@ -38,56 +38,56 @@ PARTS = ("train_subset", "train_split", "train_revision", "val_subset", "val_spl
 NODES, GPUS = "cluster.num_nodes", "cluster.num_gpus_per_node"
 
 
-def attempt(found: Migration, given: Sequence[str], devices: int | None = None) -> None:
-    """Tries until a run would begin, or nothing more can be left out: then something is wrong with files or with this
-    machine.
+def attempt(migration: Migration, overrides: Sequence[str], devices: int | None = None) -> None:
+    """Composes the migrated configuration again and again, dropping settings that are refused, until a run would begin
+    or nothing more can be dropped.
 
     Args:
-        given: overrides of ours with which it is tried.
+        overrides: overrides of ours with which it is tried.
         devices: GPUs of this machine; None = they are counted where several are asked for.
     """
     missing: dict[str, str] = {}  # key → the error
-    processes = _processes(found, devices)
+    processes = _processes(migration, devices)
     for _ in range(MOST_TRIES):
         composed = False
         try:
             with tempfile.TemporaryDirectory() as folder:
-                config = _composed(found, folder, [*given, *(f"{key}=TO_BE_GIVEN" for key in missing)])
+                config = _composed(migration, folder, [*overrides, *(f"{key}=TO_BE_GIVEN" for key in missing)])
                 composed = True
                 check(config, processes)
         except EmbodiedError as error:
             if not_set := NOT_SET.match(error.message):
                 missing[not_set[1]] = str(error)
-            elif not _left_out(found, error):
-                found.remaining, found.elsewhere = ("", str(error)) if composed else (str(error), "")
+            elif not _left_out(migration, error):
+                migration.remaining, migration.elsewhere = ("", str(error)) if composed else (str(error), "")
                 break
         else:
             break
-    found.remaining = "\n".join([*missing.values(), *filter(None, [found.remaining])])
-    if hub := _on_the_hub(found, given):
+    migration.remaining = "\n".join([*missing.values(), *filter(None, [migration.remaining])])
+    if hub := _on_the_hub(migration, overrides):
         names = ", ".join(name for names in hub.values() for name in names)
         word = f"data sets of the hub, which a run loads: {names}; nothing is downloaded to translate a file"
-        found.elsewhere = "\n".join(filter(None, [found.elsewhere, word]))
+        migration.elsewhere = "\n".join(filter(None, [migration.elsewhere, word]))
 
 
-def _composed(found: Migration, folder: str, overrides: Sequence[str]) -> Any:
+def _composed(migration: Migration, folder: str, overrides: Sequence[str]) -> Any:
     (Path(folder) / "experiment").mkdir()
-    problems = found.groups.get("env") == "math" or "data.train_data_paths" in found.settings
-    text = found.as_yaml(TEXT if problems else ROBOT)
+    problems = migration.groups.get("env") == "math" or "data.train_data_paths" in migration.settings
+    text = migration.as_yaml(TEXT if problems else ROBOT)
     (Path(folder) / "experiment" / "theirs.yaml").write_text(text, encoding="utf-8")
-    if hub := _on_the_hub(found, overrides):
+    if hub := _on_the_hub(migration, overrides):
         file = Path(folder) / "problems.jsonl"
-        file.write_text(f"{json.dumps(_row(found.settings))}\n" * 8, encoding="utf-8")
+        file.write_text(f"{json.dumps(_row(migration.settings))}\n" * 8, encoding="utf-8")
         overrides = [*overrides, *(f"{key}=[{file}]" for key in hub), *(f"data.{part}=null" for part in PARTS)]
     return compose(["experiment=theirs", *overrides], "train", [folder])
 
 
-def _on_the_hub(found: Migration, given: Sequence[str]) -> dict[str, list[str]]:
-    """Our key → names of data sets that are on the hub, of keys that ``given`` does not give."""
+def _on_the_hub(migration: Migration, overrides: Sequence[str]) -> dict[str, list[str]]:
+    """Our key → names of data sets that are on the hub, of keys that ``overrides`` does not give."""
     named: dict[str, list[str]] = {}
     for key in (texts.TRAIN, texts.VALIDATION):
-        paths = found.settings.get(key)
-        if isinstance(paths, list) and not any(one.startswith(f"{key}=") for one in given):
+        paths = migration.settings.get(key)
+        if isinstance(paths, list) and not any(one.startswith(f"{key}=") for one in overrides):
             named[key] = [str(path) for path in paths if is_hub_name(str(path))]
     return {key: names for key, names in named.items() if names}
 
@@ -108,9 +108,9 @@ def _row(settings: Mapping[str, Any]) -> dict[str, Any]:
     return row
 
 
-def _processes(found: Migration, devices: int | None) -> Group:
+def _processes(migration: Migration, devices: int | None) -> Group:
     """The processes that they ask for, if this machine has as many GPUs; else one, and the keys are left out."""
-    nodes, here = (found.settings.get(key) or 1 for key in (NODES, GPUS))
+    nodes, here = (migration.settings.get(key) or 1 for key in (NODES, GPUS))
     if not (isinstance(nodes, int) and isinstance(here, int) and nodes * here > 1 and here > 0):
         return Group()
     there = gpus() if devices is None else devices
@@ -119,28 +119,28 @@ def _processes(found: Migration, devices: int | None) -> Group:
     start = f"torchrun --nnodes={nodes} --nproc-per-node={here} -m embodied.train …"
     why = f"this machine has {there} GPUs; where there are {here}, set it again and start with {start}"
     for key in (NODES, GPUS):
-        if found.settings.get(key) not in (None, 1):
-            _leave_out(found, key, why, "")
+        if migration.settings.get(key) not in (None, 1):
+            _leave_out(migration, key, why, "")
     return Group()
 
 
-def _left_out(found: Migration, error: EmbodiedError) -> bool:
+def _left_out(migration: Migration, error: EmbodiedError) -> bool:
     """Leaves out what an error is about. False: it names none of the settings."""
     for start, key in UNKNOWN.items():
-        if error.message.startswith(start) and key in found.settings:
-            _leave_out(found, key, error.message.splitlines()[0], error.remedy)
+        if error.message.startswith(start) and key in migration.settings:
+            _leave_out(migration, key, error.message.splitlines()[0], error.remedy)
             return True
-    if each := _lines(found, error):
+    if each := _lines(migration, error):
         for key, line in each.items():
-            _leave_out(found, key, line, error.remedy)
+            _leave_out(migration, key, line, error.remedy)
         return True
-    named = [key for key in found.settings if _names(error, key)]
-    named = named or [key for key in found.settings if key.count(".") > 1 and _names(error, _section(key))]
+    named = [key for key in migration.settings if _names(error, key)]
+    named = named or [key for key in migration.settings if key.count(".") > 1 and _names(error, _section(key))]
     named = [key for key in named if f"set {key}=" not in error.remedy] or named
     if not named:
         return False
     lines = error.message.splitlines()
-    _leave_out(found, named[0], next((line for line in lines if named[0] in line), lines[0]), error.remedy)
+    _leave_out(migration, named[0], next((line for line in lines if named[0] in line), lines[0]), error.remedy)
     return True
 
 
@@ -152,30 +152,30 @@ def _section(key: str) -> str:
     return key.rpartition(".")[0]
 
 
-def _lines(found: Migration, error: EmbodiedError) -> dict[str, str]:
+def _lines(migration: Migration, error: EmbodiedError) -> dict[str, str]:
     """The lines of an error that are each about one key of the result, where it has several."""
     lines = error.message.splitlines()
     told = {
         key: line
         for line in lines
-        for key in found.settings
+        for key in migration.settings
         if re.match(rf"(unknown key ')?{re.escape(key)}[ ']", line)
     }
     return told if len(lines) > 1 else {}
 
 
-def _leave_out(found: Migration, key: str, why: str, remedy: str) -> None:
+def _leave_out(migration: Migration, key: str, why: str, remedy: str) -> None:
     """Takes a key out of the result, or of a list that element which the error is about. A key that says what is
     trained becomes open."""
-    value = found.settings.pop(key)
+    value = migration.settings.pop(key)
     rest = (
         [one for one in value if not re.search(rf"\b{re.escape(str(one))}\b", why)] if isinstance(value, list) else []
     )
     if rest := rest if rest != value else []:
-        found.settings[key], why = rest, f"{why}; {remedy}"
+        migration.settings[key], why = rest, f"{why}; {remedy}"
     elif key in TRAINED and NO_VALUE.search(why):
-        found.open.setdefault(key, why)
-    for number, note in enumerate(found.notes):
+        migration.open.setdefault(key, why)
+    for number, note in enumerate(migration.notes):
         if key in note.settings:
             kept = {name: one for name, one in note.settings.items() if name != key} | ({key: rest} if rest else {})
-            found.notes[number] = replace(note, how="extra" if rest else "refused", settings=kept, why=why)
+            migration.notes[number] = replace(note, how="extra" if rest else "refused", settings=kept, why=why)

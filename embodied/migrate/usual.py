@@ -24,8 +24,8 @@ VLA = ("data.task_suite_name", "actor_rollout_ref.model.vla")
 
 
 @dataclass(frozen=True)
-class Usual:
-    """One default."""
+class ForeignDefault:
+    """A default value of another system's key, and the conditions under which the system takes it."""
 
     system: str
     when: frozenset[str]
@@ -34,19 +34,19 @@ class Usual:
 
 
 @cache
-def rows() -> tuple[Usual, ...]:
-    """Returns all rows of the table."""
+def rows() -> tuple[ForeignDefault, ...]:
+    """Returns all rows of the table of other systems' defaults."""
     text = (files(__package__) / TABLE).read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     table = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
     return tuple(
-        Usual(one["system"], frozenset(one["when"].split("&")), one["key"], yaml.safe_load(one["value"]))
+        ForeignDefault(one["system"], frozenset(one["when"].split("&")), one["key"], yaml.safe_load(one["value"]))
         for one in table
     )
 
 
 def usual(system: str, flat: Mapping[str, Any], chosen: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the keys that a configuration leaves out, with the values that its system then takes.
+    """Returns the keys that a foreign configuration leaves out, with the defaults that its system then takes.
 
     Args:
         system: as ``embodied migrate --from`` has it.
@@ -66,7 +66,8 @@ def usual(system: str, flat: Mapping[str, Any], chosen: Mapping[str, str]) -> di
 
 
 def kind_of(system: str, flat: Mapping[str, Any], chosen: Mapping[str, str]) -> str:
-    """Returns text, robot, supervised, or nothing where a file is too small to say."""
+    """Classifies a foreign configuration as text, robot or supervised; an empty text where a file is too
+    small to say."""
     return KINDS[system](flat, chosen)
 
 

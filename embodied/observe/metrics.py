@@ -13,7 +13,7 @@ from embodied.errors import did_you_mean
 
 @dataclass(frozen=True)
 class Metric:
-    """A row that a term of the loss brings along.
+    """A row of the metrics table that a user's loss term brings along: name, meaning, unit, direction.
 
     Args:
         name: ``train/…``.
@@ -27,7 +27,7 @@ class Metric:
 
     @property
     def text(self) -> str:
-        """Meaning, unit and direction as the table has them."""
+        """Meaning, unit and direction, as the metrics table shows them."""
         direction = f"; {self.better} is better" if self.better else ""
         return ", ".join(filter(None, [self.meaning, self.unit])) + direction
 
@@ -179,7 +179,8 @@ STAGES: dict[str, str] = {
 
 
 def of_evaluation(name: str, sampled: bool) -> str:
-    """The name of an evaluation's metric, table or video in trackers: ``eval/success`` → ``eval_sampled/success``.
+    """Returns the trackers' name of an evaluation's metric, table or video: ``eval/success`` → ``eval_sampled/success``
+    if ``sampled``.
 
     Args:
         sampled: of the sampled evaluation beside a greedy one.
@@ -188,7 +189,8 @@ def of_evaluation(name: str, sampled: bool) -> str:
 
 
 def check(names: Iterable[str], others: Container[str] = ()) -> None:
-    """Raise if one of ``names`` (or of the keys of a mapping) is neither in :data:`METRICS` nor in ``others``.
+    """Raises ValueError if one of ``names`` (or of the keys of a mapping) is neither in :data:`METRICS` nor
+    in ``others``.
 
     Raises:
         ValueError: a name is undocumented. This is a bug of ours, so it is no ``EmbodiedError``.
@@ -210,7 +212,8 @@ def is_documented(name: str) -> bool:
 
 
 def markdown() -> str:
-    """Table as markdown, one heading and table per group (the part of a name before the first slash)."""
+    """Formats the metrics table as markdown, one heading and table per group (the part of a name before the first
+    slash)."""
     parts: list[str] = []
     both = (
         " With `algorithm.val_sampling_params.do_sample=both` these are the greedy evaluation's, and "

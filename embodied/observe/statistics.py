@@ -36,7 +36,7 @@ def wilson(successes: float, n: int, z: float = 1.96) -> tuple[float, float]:
 
 
 class Paired(NamedTuple):
-    """Success of two policies on the same starts."""
+    """Success of two policies on the same starts, with the interval of their difference."""
 
     first: int  # successes
     second: int
@@ -123,8 +123,9 @@ def mcnemar(gained: int, lost: int) -> float:
 
 
 def fisher(first: int, first_n: int, second: int, second_n: int) -> float:
-    """Two-sided p-value of Fisher's exact test of two rates on different starts: all tables with the same sums that are
-    at most as likely as the one found.
+    """Computes the two-sided p-value of Fisher's exact test of two success rates on different starts, ``first`` of
+    ``first_n`` and ``second`` of ``second_n``: all tables with the same sums that are at most as likely as the one
+    found.
 
     Raises:
         ValueError: more successes than starts.
@@ -143,7 +144,8 @@ def fisher(first: int, first_n: int, second: int, second_n: int) -> float:
 def unpaired(
     first: float, first_n: int, second: float, second_n: int, z: float = Z95
 ) -> tuple[float, float]:  # fmt: skip
-    """Interval of the difference of two success rates, second − first, on different starts.
+    """Computes the interval of the difference of two success rates, second − first, on different starts: ``first`` of
+    ``first_n``, ``second`` of ``second_n``.
 
     Newcombe (1998, Statistics in Medicine 17, 873-890), method 10: it joins Wilson's intervals of both rates.
     """
@@ -187,21 +189,23 @@ def bootstrap(tasks: Sequence[tuple[float, int, float, int]], seed: int, draws: 
 
 
 class Needed(NamedTuple):
-    """How many starts would show a difference, if its true size is the one found."""
+    """How many starts would show a difference in a test, if its true size is the observed one: barely, or with 80 %
+    power."""
 
     just: int  # the same shares once more would just show it; a true difference of this size is seen every other time
     likely: int  # it is seen four times of five
 
 
 def level(comparisons: int) -> float:
-    """The z that each of several two-sided tests must reach for a 5 % chance of any false alarm: Bonferroni's,
+    """Returns the z that each of several two-sided tests must reach for a 5 % chance of any false alarm: Bonferroni's,
     a little more than :func:`holm` asks for."""
     return Z95 if comparisons < 2 else NormalDist().inv_cdf(1 - 0.025 / comparisons)
 
 
 def needed_pairs(gained: float, lost: float, n: int, z95: float = Z95) -> Needed | None:
-    """Starts in all at which :func:`tango`'s interval excludes 0 and :func:`mcnemar` is below 0.05. None without a
-    difference.
+    """Computes how many paired starts, in all, would make a difference significant of which ``n`` starts now have
+    ``gained`` and ``lost`` outcomes: the interval of :func:`tango` excludes 0 and :func:`mcnemar` is below 0.05. None
+    without a difference.
 
     Args:
         z95: what is asked of a test (:func:`level`).
@@ -224,9 +228,10 @@ def needed_pairs(gained: float, lost: float, n: int, z95: float = Z95) -> Needed
 def needed_unpaired(
     first: float, first_n: int, second: float, second_n: int, z95: float = Z95
 ) -> Needed | None:  # fmt: skip
-    """Starts that both need *more* for the interval of :func:`unpaired` to exclude 0 and for :func:`fisher` to be below
-    0.05 (by Yates' corrected statistic, which comes close to it). None without a difference, or if ten million
-    would not do."""
+    """Computes how many *more* unpaired starts two evaluations need for their difference of success to be significant,
+    if they now have ``first`` successes in ``first_n`` starts and ``second`` in ``second_n``: the interval of
+    :func:`unpaired` excludes 0 and :func:`fisher` is below 0.05 (by Yates' corrected statistic, which comes close to
+    it). None without a difference, or if ten million would not do."""
     one, other = first / first_n, second / second_n
     if abs(one - other) < 1e-12:
         return None

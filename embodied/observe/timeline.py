@@ -36,7 +36,7 @@ class Span:
 
 
 class Timeline:
-    """Collects the spans of one rollout.
+    """Collects the spans of one rollout (work and waiting of slots and policy), for a trace.
 
     Args:
         slots: number of used slots.
@@ -54,13 +54,13 @@ class Timeline:
         self._left_out = 0  # spans beyond those that are kept
 
     def sent(self, slot: int) -> None:
-        """Note that a command goes to the slot."""
+        """Notes that a command goes to the env slot."""
         now = self._sent[slot] = self._clock()
         if slot in self._waits:
             self._span(slot, "waits for the policy", self._waits.pop(slot), now)
 
     def worked(self, slot: int, began: float, parts: Mapping[str, float], waits: bool) -> None:
-        """Note that the slot has executed its command.
+        """Notes that the env slot has executed its command, and for how long it worked at what.
 
         Args:
             began: time when its worker started on it.
@@ -77,7 +77,7 @@ class Timeline:
             self._waits[slot] = now
 
     def lost(self, slot: int) -> None:
-        """Note that the slot's worker has failed."""
+        """Notes that the env slot's worker has failed."""
         now = self._clock()
         if slot in self._sent:
             sent = self._sent.pop(slot)
@@ -88,7 +88,7 @@ class Timeline:
         self._lost[slot] = now
 
     def back(self, slot: int) -> None:
-        """Note that a new worker serves the slot."""
+        """Notes that a new worker serves the env slot."""
         if slot in self._lost:
             self._span(slot, "lost", self._lost.pop(slot), self._clock())
 
@@ -102,7 +102,7 @@ class Timeline:
 
     @property
     def slot_s(self) -> float:
-        """Seconds so far, summed over the slots."""
+        """Seconds since the rollout began, times its slots."""
         return self._slots * (self._clock() - self._began)
 
     @property

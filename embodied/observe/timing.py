@@ -8,11 +8,14 @@ from typing import Any, Protocol
 
 
 class Marks(Protocol):
-    """What shows sections to a profiler, such as ``torch.cuda.nvtx``. Ranges end in the order in which they lie."""
+    """Interface that marks ranges of time for a profiler, such as ``torch.cuda.nvtx``. Ranges end in the order in which
+    they lie."""
 
-    def range_push(self, msg: str) -> Any: ...
+    def range_push(self, msg: str) -> Any:
+        """Begins a range called ``msg``."""
 
-    def range_pop(self) -> Any: ...
+    def range_pop(self) -> Any:
+        """Ends the range that began last."""
 
 
 class Sections:
@@ -53,7 +56,7 @@ class Sections:
         return self.seconds(name) / total if total > 0 else 0.0
 
     def shares(self, of: str | None = None) -> dict[str, float]:
-        """Share of every name, in order of first use."""
+        """Returns the share of time of every name, in order of first use."""
         return {name: self.share(name, of) for name in self._sections}
 
     def reset(self) -> None:

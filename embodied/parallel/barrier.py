@@ -16,7 +16,7 @@ class Interruptible(Protocol):
     """A stop signal that may end a block early (:class:`embodied.runtime.signals.StopSignal`)."""
 
     def cut_short(self) -> AbstractContextManager[None]:
-        """Lets a signal end the block at once with :class:`Stopped`."""
+        """Context that a stop signal ends at once with :class:`Stopped`."""
         ...
 
 
@@ -24,7 +24,7 @@ def gather_shares(
     group: Group, stop: Interruptible, work: Callable[[], T], ended: Callable[[], None],
     waiting: Callable[[], AbstractContextManager[object]],
 ) -> list[T]:  # fmt: skip
-    """Runs ``work`` in every process; returns the results by rank.
+    """Runs ``work`` in every process and gathers the results by rank; a stop signal in one ends it in all.
 
     Args:
         stop: held by the caller. A signal ends ``work`` in the process where it comes.
@@ -47,7 +47,8 @@ def gather_shares(
 
 
 def agree_to_go_on(group: Group, stop: Interruptible) -> None:
-    """Call it in all processes between two steps that they make together.
+    """Agrees, between two steps that all processes make together, whether to go on: raises :class:`Stopped` in all if
+    one has a stop signal. A collective.
 
     Raises:
         Stopped: in all processes; a signal has come in one.

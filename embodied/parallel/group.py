@@ -69,7 +69,7 @@ class Group:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Group:
-        """All processes of a run, as torchrun describes them; a group of one where it says nothing.
+        """Makes the group of all processes of a run, as torchrun describes them; a group of one where it says nothing.
 
         Raises:
             ConfigError: the description is incomplete, or a number in it is none or out of range.
@@ -102,7 +102,7 @@ class Group:
         return self
 
     def part(self, parts: Sequence[Sequence[int]]) -> Group:
-        """Returns the group of those processes of this group that share a part with this one. A collective.
+        """Splits the group; returns the group of the processes that are in one part with this one. A collective.
 
         Args:
             parts: ranks of each part, the same on all ranks; each rank is in one of them.
@@ -260,7 +260,7 @@ class Group:
     # -- a message that waits ----------------------------------------------------------------------------------------
 
     def post(self, key: str, value: Any) -> None:
-        """Leaves a value for the :meth:`read` of others. What this process has posted under ``key`` before stays."""
+        """Publishes a value under ``key`` for the :meth:`read` of other processes. A value posted before stays."""
         if self.size == 1 or key in self._posted:
             return
         self._posted.add(key)
@@ -272,7 +272,7 @@ class Group:
             self._store.set(key, str(len(parts)))
 
     def read(self, key: str) -> Any:
-        """Waits for what a process posts under ``key``, and returns it."""
+        """Waits for a value that a process posts under ``key``, and returns it."""
         with _collective(self):
             count = int(self._store.get(key))
             text = b"".join(self._store.get(f"{key}/{index}") for index in range(count))

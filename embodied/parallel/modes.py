@@ -10,7 +10,8 @@ from torch import nn
 
 @contextmanager
 def without_dropout(policy: object) -> Iterator[None]:
-    """Lets the modules of a policy compute as in evaluation inside the block. What is no module stays as it is."""
+    """Context in which the modules of a policy compute as in evaluation, without dropout. What is no module stays as it
+    is."""
     with evaluating(modules_of(policy)):
         yield
 
@@ -22,7 +23,7 @@ def modules_of(policy: object) -> Sequence[nn.Module]:
 
 @contextmanager
 def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Lets the modules compute as in evaluation inside the block."""
+    """Context in which the modules compute as in evaluation."""
     training = [module for module in modules if module.training]
     for module in training:
         module.training = False

@@ -12,20 +12,21 @@ from embodied.schema import FsdpConfig
 
 
 class Weight(Protocol):
-    """A parameter of torch, as far as it is read here."""
+    """Interface of a parameter of torch, as far as its size is read here."""
 
     requires_grad: bool
 
 
 @dataclass(frozen=True)
 class ShardSizes:
-    """Total sizes of the weights in each unit, which are gathered together, and of those in none."""
+    """Total sizes of the weights in each FSDP unit, whose weights are gathered together, and of those in none."""
 
     root: int  # outside of all units: they are gathered for the whole pass
     units: tuple[int, ...]
 
     @property
     def whole(self) -> int:
+        """Size of all weights together."""
         return self.root + sum(self.units)
 
     @property
@@ -34,7 +35,7 @@ class ShardSizes:
         return max(self.root, *self.units) if self.units else self.root
 
     def gathered(self, reshard: bool = True) -> int:
-        """Returns the most that a pass holds at a time.
+        """Returns the most weights that a pass holds gathered at a time.
 
         Args:
             reshard: a unit is dropped when the pass leaves it.
@@ -43,7 +44,7 @@ class ShardSizes:
 
 
 def shard_sizes(weights: Iterable[tuple[Hashable, int]], least: int = 0) -> ShardSizes:
-    """Adds up weights that are shared out.
+    """Adds up the sizes of weights that are sharded by FSDP, unit by unit.
 
     Args:
         weights: the unit of each, None = no unit, and its size.
@@ -58,16 +59,16 @@ def shard_sizes(weights: Iterable[tuple[Hashable, int]], least: int = 0) -> Shar
 
 
 def is_shared(weight: Weight, fsdp: FsdpConfig) -> bool:
-    """Returns whether a weight is shared out; each process holds the others whole."""
+    """Returns whether FSDP shards a weight; others are held whole by each process."""
     return weight.requires_grad or fsdp.shard_frozen
 
 
 def parts_of(fsdp: FsdpConfig, processes: int) -> int:
-    """Returns the number of parts into which a weight is cut."""
+    """Returns the number of shards into which FSDP cuts a weight."""
     return fsdp.fsdp_size if fsdp.fsdp_size > 0 else processes
 
 
 def part_of(shape: Sequence[int], parts: int) -> int:
-    """Returns the elements of the fullest process's part: rows of the first axis, filled up to equally many."""
+    """Returns the elements in the largest shard of a weight: rows of the first axis, rounded up."""
     rows, *others = shape or [1]
     return -(-rows // parts) * math.prod(others)

@@ -37,7 +37,7 @@ REPLICATE = "actor.fsdp_config.strategy=replicate (or actor.training_backend=ddp
 
 
 class Replicas:
-    """Every rank holds the whole policy; one process does too.
+    """Every rank holds the whole policy (data parallel); one process does too.
 
     Args:
         world: all ranks.
@@ -49,7 +49,7 @@ class Replicas:
     def __init__(self, policy: Policy, world: Group, notes: Sequence[str] = (), teams: Teams | None = None) -> None:
         self.world, self.teams = world, teams or Teams(Group(), world)
         self.group = self.teams.across  # group of ranks with different records, each at least one of its own
-        self.in_step = self.teams.own  # the ranks whose passes are collectives with this one's
+        self.in_step = self.teams.team  # the ranks whose passes are collectives with this one's
         self.notes, self._policy = notes, policy
         self._parameters = [p for _, p in policy.named_parameters() if p.requires_grad]
 
@@ -58,14 +58,14 @@ class Replicas:
 
     @property
     def _together(self) -> str:
-        return f", {size} for each text" if (size := self.teams.own.size) > 1 else ""
+        return f", {size} for each text" if (size := self.teams.team.size) > 1 else ""
 
     def splitting(self) -> AbstractContextManager[None]:
-        """Within it, the ranks of a team compute each text of :meth:`Policy.evaluate` together."""
-        if self.teams.own.size == 1:
+        """Context in which the ranks of a team compute each text of :meth:`Policy.evaluate` together."""
+        if self.teams.team.size == 1:
             return nullcontext()
         assert isinstance(self._policy, SplitsTexts)
-        return self._policy.splitting(self.teams.own)
+        return self._policy.splitting(self.teams.team)
 
     @contextmanager
     def acting(self) -> Iterator[None]:
@@ -76,7 +76,8 @@ class Replicas:
         """Drops gathered parameters. Call it after the weights change."""
 
     def last_pass(self, last: bool) -> None:
-        """Call it before each backward pass, and tell whether it is the last of the optimizer batch."""
+        """Announces a backward pass, and whether it is the last of the optimizer batch, after which gradients are
+        reduced."""
 
     def sum_gradients(self) -> None:
         """Adds up the gradients over ranks. A missing gradient counts as zero; a parameter that has none on any rank
@@ -96,7 +97,7 @@ class Replicas:
 
 
 class Shards(Replicas):
-    """Every rank holds a part of each weight (FSDP2)."""
+    """Every rank holds a part of each weight of the policy (FSDP2)."""
 
     collective_passes = True
 

@@ -20,18 +20,19 @@ from embodied.protocols import Policy, SplitsTexts
 
 @dataclass(frozen=True)
 class Teams:
-    """The teams of a run, as one of its processes sees them."""
+    """The context-parallel teams of a run, as one of its processes sees them: processes that compute each
+    text together."""
 
-    own: Group  # the processes of this one's team
-    across: Group  # one process of each team, at the place that this one has in its own; ranks are teams
+    team: Group  # the processes of this one's team
+    across: Group  # one process of each team, at the place that this one has in its team; ranks are teams
 
     def of(self, rank: int) -> int:
-        """Returns the team of a process.
+        """Returns the number of the team of the process ``rank``.
 
         >>> Teams(Group(0, 2), Group(0, 3)).of(5)
         2
         """
-        return rank // self.own.size
+        return rank // self.team.size
 
 
 def teams_of(policy: Policy, group: Group) -> Teams:

@@ -9,7 +9,7 @@ from embodied.schema.keys.sections.fsdp import WrapPolicyConfig
 
 
 def units_of(policy: nn.Module, wrap: WrapPolicyConfig) -> list[nn.Module]:
-    """Returns the modules whose weights are gathered together, outer ones before those in them.
+    """Lists the FSDP units of a policy: modules whose weights are gathered together, outer ones before those in them.
 
     Raises:
         ConfigError: the policy has no module of a class that is named.
@@ -30,7 +30,7 @@ def units_of(policy: nn.Module, wrap: WrapPolicyConfig) -> list[nn.Module]:
 
 
 def lists_of(module: nn.Module) -> list[nn.ModuleList]:
-    """Returns all lists of modules in one."""
+    """Lists all ``ModuleList``s within a module."""
     return [found for found in module.modules() if isinstance(found, nn.ModuleList)]
 
 

@@ -65,25 +65,27 @@ class Env(Protocol):
 
 @runtime_checkable
 class SaysHowLong(Protocol):
-    """The longest time of a control step, if an env knows it, e.g. of what it asks elsewhere. A deadline that is
-    shorter (``env.step_timeout_s``) is then refused, since it would take such a step for a hang."""
+    """Interface of an env that knows the longest time of a control step, e.g. of what it asks elsewhere. A deadline
+    that is shorter (``env.step_timeout_s``) is then refused, since it would take such a step for a hang."""
 
     @property
-    def longest_step_s(self) -> float: ...
+    def longest_step_s(self) -> float:
+        """Seconds that a control step takes at most."""
 
 
 @runtime_checkable
 class SaysWhatItReads(Protocol):
-    """How an env's values are read, where that was found out and not said, e.g. which of them is success."""
+    """Interface of an env that says how its values are read, where that was inferred, e.g. which of them is success."""
 
     def reads(self) -> Mapping[str, str]:
-        """What it is → how it is read, in a few words, for the table that is printed before a run."""
+        """Returns descriptions for the table that is printed before a run: what is read (success, pictures, …) → from
+        where and how."""
         ...
 
 
 @runtime_checkable
 class KnowsPrompts(Protocol):
-    """The texts that episodes begin with, known without a reset: an env of texts may offer them. Answers in a file
+    """Interface of a text env that knows the prompts of episodes without a reset. Answers in a file
     (``runner.answers``) are then matched to their problems by the prompt."""
 
     def prompt(self, start: Start) -> str:
@@ -94,8 +96,8 @@ class KnowsPrompts(Protocol):
 
 @runtime_checkable
 class ReadsProblems(Protocol):
-    """Which rows of its data an env asks: one that reads problems from data may offer it. A number of a problem in a
-    file of answers (``runner.answers``) is then that of its row, and ``rollout/skipped_problems`` is logged."""
+    """Interface of a text env that knows which rows of its data it asks. A number of a problem in a file of answers
+    (``runner.answers``) is then that of its row, and ``rollout/skipped_problems`` is logged."""
 
     def rows(self, task_id: int) -> Sequence[int]:
         """Row numbers, from 0, of the task's initial states in their order. One row may come several times."""
@@ -109,7 +111,8 @@ class ReadsProblems(Protocol):
 
 @runtime_checkable
 class Restorable(Protocol):
-    """Going back to a moment: an env with ``EnvSpec.restorable`` offers it beside :class:`Env`."""
+    """Interface of an env that can go back to a moment: an env with ``EnvSpec.restorable`` offers it beside
+    :class:`Env`."""
 
     def get_state(self) -> Any:
         """A picklable state with all that is needed to go on from here exactly."""
@@ -123,9 +126,8 @@ class Restorable(Protocol):
 
 @runtime_checkable
 class SafeStop(Protocol):
-    """How a robot is brought to a stand from outside of its worker. An env with ``EnvSpec.retry_safe=False`` must offer
-    it beside :class:`Env`: no worker of such an env is killed before.
-    """
+    """Interface of a robot that can be brought to a stand from outside of its worker. An env with
+    ``EnvSpec.retry_safe=False`` must offer it beside :class:`Env`: no worker of such an env is killed before."""
 
     def safe_stop(self) -> None:
         """Stop the robot, and return when it stands.
@@ -169,8 +171,8 @@ class MistakenExpert(Expert, Protocol):
 
 @runtime_checkable
 class MovesCameras(Protocol):
-    """Cameras that can be moved for an episode; an env may offer it beside :class:`Env`. Perturbations of cameras
-    (``env.eval.perturb``) need it, and slots of their own: a :class:`Batched` env is not asked."""
+    """Interface of an env whose cameras can be moved for an episode; offered beside :class:`Env`. Perturbations of
+    cameras (``env.eval.perturb``) need it, and slots of their own: a :class:`Batched` env is not asked."""
 
     def move_camera(self, name: str, translation: np.ndarray, rotation: np.ndarray) -> None:
         """Move and turn a camera relative to its own pose, until the next :meth:`Env.reset`, which puts it back. Called
@@ -187,7 +189,7 @@ class MovesCameras(Protocol):
 
 @runtime_checkable
 class NeedsOfMachine(Protocol):
-    """What a simulator needs of a machine: an env's class may say it, for ``embodied.tools.doctor``."""
+    """Interface of an env's class that says what its simulator needs of a machine, for ``embodied.tools.doctor``."""
 
     @staticmethod
     def needs() -> SimulatorNeeds:
@@ -196,7 +198,8 @@ class NeedsOfMachine(Protocol):
 
 
 class Preloads(Protocol):
-    """Imports that workers inherit with ``env.start_method: forkserver``; an env may offer them beside :class:`Env`."""
+    """Interface of an env whose imports workers inherit with ``env.start_method: forkserver``; offered beside
+    :class:`Env`."""
 
     def preload(self) -> None:
         """Called once, on an instance in the process that forks the workers: import the simulator, as
@@ -266,8 +269,8 @@ class BatchEnv(Protocol):
 
 @runtime_checkable
 class Batched(Protocol):
-    """One object that hosts all slots of a worker; an env may offer it beside :class:`Env`. Rollouts then call only
-    :attr:`Env.spec`, :meth:`Env.preflight`, :meth:`Env.prepare` (once in a worker) and :meth:`batch`."""
+    """Interface of an env that makes one object for all slots of a worker; offered beside :class:`Env`. Rollouts then
+    call only :attr:`Env.spec`, :meth:`Env.preflight`, :meth:`Env.prepare` (once in a worker) and :meth:`batch`."""
 
     def batch(self, num_slots: int) -> BatchEnv:
         """Make the object. Called once in a worker, after ``prepare``; as cheap as constructing an env."""

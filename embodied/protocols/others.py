@@ -21,7 +21,7 @@ class Reward(Protocol):
     """Turns the raw reward of each control step of an episode into the one that is recorded."""
 
     def begin(self) -> None:
-        """Begin a new episode."""
+        """Begins a new episode: forgets the one before."""
         ...
 
     def __call__(self, result: StepResult) -> float: ...
@@ -31,7 +31,7 @@ class RewardModel(Protocol):
     """A network that scores answers and is not trained (``reward.model``)."""
 
     def to(self, device: torch.device) -> RewardModel:
-        """Move it to the device of the policy; returns it."""
+        """Moves the model to the device of the policy; returns it."""
         ...
 
     def __call__(self, prompts: Sequence[str], responses: Sequence[str]) -> Sequence[float]:
@@ -45,7 +45,7 @@ class RewardModel(Protocol):
         ...
 
     def describe(self) -> Mapping[str, str]:
-        """A few facts for the console."""
+        """Returns a few facts on the model for the console."""
         ...
 
 
@@ -56,13 +56,13 @@ class ScoresInPasses(RewardModel, Protocol):
 
     @property
     def network(self) -> nn.Module:
-        """What is shared out, on the CPU until :meth:`to`."""
+        """The module to be sharded over processes, on the CPU until :meth:`to`."""
         ...
 
     def to(self, device: torch.device) -> ScoresInPasses: ...
 
     def awake(self) -> AbstractContextManager[None]:
-        """Within it the network is on its device."""
+        """Context in which the network is on its device."""
         ...
 
     def batches(self, prompts: Sequence[str], responses: Sequence[str]) -> Sequence[Mapping[int, list[int]]]:

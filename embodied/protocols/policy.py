@@ -43,7 +43,7 @@ class Policy(Protocol):
         ...
 
     def act(self, obs: Mapping[str, Tensor], noise: Tensor, sampling: Sampling) -> Decision:
-        """Answer B observations.
+        """Decides: answers B observations with chunks of K actions, with log-probs.
 
         Args:
             obs: every field of ``EnvSpec.obs`` as [B, …] (pixels uint8), and those of :meth:`encode_instructions`.
@@ -76,16 +76,18 @@ class Policy(Protocol):
 
 @runtime_checkable
 class PreparesPictures(Protocol):
-    """A policy may say how it prepares pictures: success depends on it, so it is part of an evaluation's protocol."""
+    """Interface of a policy that says how it prepares pictures: success depends on it, so it is part of an evaluation's
+    protocol."""
 
     def pictures(self) -> Mapping[str, Any]:
-        """How it does, as values of JSON; under the names of the keys of ``actor.model`` where there are such keys."""
+        """Returns how the policy prepares pictures, as values of JSON; under the names of the keys of ``actor.model``
+        where there are such keys."""
         ...
 
 
 @runtime_checkable
 class CountsTokens(Protocol):
-    """A count of tokens that a policy of texts may offer besides. With it micro-batches can be filled by tokens
+    """Interface of a policy of texts that counts tokens. With it micro-batches can be filled by tokens
     (``runner.enable_dynamic_batch_size``)."""
 
     def tokens(self, records: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -121,7 +123,7 @@ class ShowsTokens(Protocol):
 
 @runtime_checkable
 class Decodes(Protocol):
-    """Generation token by token, with lanes that are refilled as they end: a :class:`Policy` may offer it. Then
+    """Interface of a policy that generates token by token, in lanes that are refilled as they end. Then
     ``embodied.runtime.policy.decoder`` answers observations in lanes, in place of one call of :meth:`Policy.act`."""
 
     def decoding(self, lanes: int, enforce_eager: bool = True) -> Decoding:
@@ -142,11 +144,11 @@ class Decoding(Protocol):
     """
 
     def begin(self, sampling: Sampling) -> None:
-        """Begin with the present weights. All lanes are free."""
+        """Begins a rollout with the present weights. All lanes are free."""
         ...
 
     def admit(self, lanes: Sequence[int], obs: Mapping[str, Tensor], noise: Tensor) -> None:
-        """Begin n decisions in n free lanes.
+        """Begins to decode n observations in n free lanes.
 
         Args:
             obs: as :meth:`Policy.act` gets it, [n, …].
@@ -164,7 +166,7 @@ class Decoding(Protocol):
         ...
 
     def free(self, lane: int) -> None:
-        """Forget what is made in a lane."""
+        """Drops what is being decoded in a lane."""
         ...
 
     def value(self, obs: Mapping[str, Tensor]) -> Tensor:
@@ -193,18 +195,18 @@ class HasExtraState(Protocol):
     resume the weights and the first observations are others, and a second look could decide otherwise."""
 
     def extra_state(self) -> Mapping[str, str]:
-        """What has been decided; empty when nothing has."""
+        """Returns what the run has decided for the policy; empty when nothing has been."""
         ...
 
     def load_extra_state(self, found: Mapping[str, str]) -> None:
-        """Load what :meth:`extra_state` gave; nothing of it is left to decide."""
+        """Loads what :meth:`extra_state` returned; nothing of it is left to decide."""
         ...
 
 
 @runtime_checkable
 class CountsFlops(Protocol):
-    """A count of operations that a policy may offer besides. With it training logs its floating-point operations, and
-    records that cost about as much share a micro-batch."""
+    """Interface of a policy that counts its floating-point operations. With it training logs them, and records that
+    cost about as much share a micro-batch."""
 
     def flops(self, records: Mapping[str, np.ndarray], training: bool) -> np.ndarray:
         """Floating-point operations of each of n records, float64 [n]: of the forward pass, with ``training`` of the
@@ -218,7 +220,8 @@ class CountsFlops(Protocol):
 
 @runtime_checkable
 class Clonable(Protocol):
-    """Learning from demonstrations (``embodied.sft``): a policy may offer it beside :class:`Policy`."""
+    """Interface of a policy that can learn from demonstrations (``embodied.sft``) by log-probs; offered beside
+    :class:`Policy`."""
 
     def encode_actions(self, actions: Tensor) -> Mapping[str, Tensor]:
         """Encode ``actions`` [B, K, …], as the env takes them (``EnvSpec.action``), as fields of a decision, each
@@ -268,7 +271,7 @@ class UsesStatistics(HasExtraState, Protocol):
 
 @runtime_checkable
 class Shardable(Protocol):
-    """Sharding of weights over several training processes (fsdp2): a policy may offer it besides."""
+    """Interface of a policy that names the units in which its weights are sharded over training processes (fsdp2)."""
 
     def shard_modules(self) -> Sequence[Module]:
         """The modules whose weights are gathered and freed together: the transformer's layers. None lies inside
@@ -278,16 +281,16 @@ class Shardable(Protocol):
 
 
 class Team(Protocol):
-    """Processes that compute each text together, as one of them sees them."""
+    """Interface of a team of processes that compute each text together, as one of them sees it."""
 
     @property
     def rank(self) -> int:
-        """The number of this process among them."""
+        """Number of this process among the team's, from 0."""
         ...
 
     @property
     def size(self) -> int:
-        """How many they are."""
+        """Number of processes in the team."""
         ...
 
     def exchange(self, sent: Tensor, to: Sequence[int], of: Sequence[int]) -> Tensor:
@@ -298,11 +301,12 @@ class Team(Protocol):
 
 @runtime_checkable
 class SplitsTexts(Protocol):
-    """Texts that are too long for one device: a policy may let several processes compute each of them."""
+    """Interface of a policy that lets several processes compute each text, for texts that are too long for
+    one device."""
 
     @property
     def context_parallel_size(self) -> int:
-        """How many processes are a team; 1 = each computes its texts alone."""
+        """Number of processes that compute each text together; 1 = each computes its texts alone."""
         ...
 
     def splitting(self, team: Team) -> AbstractContextManager[None]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What an inference engine must know of a policy that it serves."""
+    """Facts on a policy that its inference engine needs: number format, limits, tokens that end a text."""
 
     dtype: str  # torch's name for weights and arithmetic: float32, bfloat16, float16
     max_tokens: int  # limit for prompt and answer together
@@ -35,7 +35,7 @@ class EngineText(NamedTuple):
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs on which an export measures what it changes.
+    """Prompts or observations on which an export measures what it changes.
 
     Example: 8 observations of an env with pictures → ``obs={"images": uint8 [8, C, H, W, 3], "state": float32 [8, S]}``
     and 8 instructions.
@@ -59,7 +59,7 @@ QUANTIZATIONS = ("int8",)
 
 @dataclass(frozen=True)
 class Exported:
-    """What ``Exports.export`` has written, for the folder's model card and its ``embodied.json``."""
+    """Description of a written export, for the folder's model card and its ``embodied.json``."""
 
     library: str  # library that reads the folder, e.g. "transformers"
     usage: str  # Python code that reads it; ``FOLDER`` stands for its path
@@ -74,8 +74,8 @@ class Exported:
 
 @runtime_checkable
 class ServedByEngine(Protocol):
-    """Generation by an inference engine in a process of its own (``rollout.backend``): a :class:`Policy` of texts may
-    offer it. The engine gets tokens and gives tokens; texts and bytes stay with the policy.
+    """Interface of a policy of texts whose generation an inference engine can do, in a process of its own
+    (``rollout.backend``). The engine gets tokens and gives tokens; texts and bytes stay with the policy.
     ``embodied.runtime.engine`` uses it."""
 
     @property
@@ -107,11 +107,11 @@ class ServedByEngine(Protocol):
 
 @runtime_checkable
 class Exports(Protocol):
-    """Folders that other programs read: a policy may offer them (``embodied.tools.export``)."""
+    """Interface of a policy that can be written as folders that other programs read (``embodied.tools.export``)."""
 
     @property
     def export_formats(self) -> Mapping[str, str]:
-        """What can be written: name of a format → what it is."""
+        """The formats that can be written: name → what it is."""
         ...
 
     def export(

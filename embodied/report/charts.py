@@ -25,7 +25,8 @@ Spec = dict[str, Any]
 
 
 def of_lines(chart: Chart, description: str) -> Spec:
-    """Lines over the iterations with bands; marked points, and a line's only one, have bars instead."""
+    """Makes the Vega-Lite spec of a line chart over the iterations, with bands; marked points, and a line's only one,
+    have bars instead."""
     labels = [line.label for line in chart.lines]
     values = [value for line in chart.lines for value in _values(line)]
     y_axis = {"title": None, "format": "%" if chart.share else ".6~g"}
@@ -99,7 +100,7 @@ def _hover(chart: Chart) -> Spec:
 
 
 def of_tasks(rows: Sequence[Mapping[str, Any]], description: str) -> Spec:
-    """Success of each task with its interval.
+    """Makes the Vega-Lite spec of the chart of success by task, with intervals.
 
     Args:
         rows: ``task``, ``side`` (whose success), ``rate``, ``low``, ``high``.
@@ -128,7 +129,7 @@ def of_tasks(rows: Sequence[Mapping[str, Any]], description: str) -> Spec:
 
 
 def of_bars(bars: Sequence[Bar], description: str) -> Spec:
-    """Seconds of an iteration by stages, one upon another."""
+    """Makes the Vega-Lite spec of the seconds of an iteration by stages, stacked."""
     values = [
         {"a": f"{bar.first}" if bar.first == bar.last else f"{bar.first}–{bar.last}", "x": bar.first, "s": bar.name,
          "y": _short(bar.seconds)} for bar in bars
@@ -151,7 +152,7 @@ def of_bars(bars: Sequence[Bar], description: str) -> Spec:
 
 
 def of_picture(picture: Picture, description: str) -> Spec:
-    """Who did what in a rollout: a lane for the policy and for each env slot."""
+    """Makes the Vega-Lite spec of a rollout's timeline: a lane for the policy and for each env slot."""
     lanes = [*dict.fromkeys(piece.lane for piece in picture.lanes)]
     names = [*dict.fromkeys(piece.name for piece in picture.lanes)]
     ordered = in_order(names)
@@ -178,7 +179,7 @@ def of_picture(picture: Picture, description: str) -> Spec:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Returns activities in the order in which they are told, unknown ones last.
+    """Sorts names of activities of a rollout as the legend shows them, unknown ones last.
 
     >>> in_order(["yawns", "step", "policy"])
     ['policy', 'step', 'yawns']

@@ -41,7 +41,7 @@ def _version(distribution: str) -> str:
 
 
 def javascript() -> str:
-    """Returns the library as a script that can stand in a page.
+    """Returns the charts' JavaScript library as one script that can stand in an HTML page.
 
     Raises:
         ConfigError: the package is missing, or cannot make the bundle.

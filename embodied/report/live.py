@@ -45,7 +45,8 @@ WAITING = (
 
 
 class Maker:
-    """Writes the report of runs again and again, into a folder of its own.
+    """Rewrites a report in a child process whenever runs have changed and somebody looks; pages go to a
+    folder of its own.
 
     Args:
         names: of runs, as :func:`embodied.report.read` takes them.
@@ -70,11 +71,11 @@ class Maker:
         self._thread.start()
 
     def want(self) -> None:
-        """Says that somebody looks at the page."""
+        """Notes that somebody looks at the page, so that it is kept up to date."""
         self._wanted.set()
 
     def close(self) -> None:
-        """Ends what is being written."""
+        """Stops rewriting, and kills the process that writes at the moment."""
         self._ended.set()
         self._wanted.set()
         with self._lock:
@@ -128,7 +129,7 @@ class Maker:
 
 
 def watched(run: Run) -> list[Path]:
-    """Returns what of the folder of a run its report shows."""
+    """Lists the files and folders of a run whose changes make its report outdated."""
     named = [Path(run.name)] if run.evaluation_alone else []
     return named + [run.folder / name for name in WATCHED]
 
@@ -149,7 +150,8 @@ def _facts(path: Path) -> Iterator[tuple[str, int, int]]:
 
 
 def live(page: str, number: int) -> bytes:
-    """Returns page ``number`` with the script that asks for a newer one, and with leave to ask here alone."""
+    """Turns page ``number`` of a report into one that polls this server for a newer one; its content policy allows that
+    request alone."""
     script = (files("embodied.report") / "assets" / "live.js").read_text(encoding="utf-8")
     head, found, rest = page.replace(POLICY, LIVE_POLICY, 1).rpartition("</body>")
     return f'{head}<script data-page="{number}">\n{script}</script>\n{found}{rest}'.encode()
@@ -208,7 +210,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Server(ThreadingHTTPServer):
-    """Serves the pages of ``maker`` on 127.0.0.1.
+    """Serves the pages of ``maker`` over HTTP on 127.0.0.1.
 
     Args:
         port: 0 = any that is free.
@@ -230,6 +232,6 @@ class Server(ThreadingHTTPServer):
             ) from error
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A browser that went away is no error of this server."""
+        """Ignores errors of connections whose browser went away."""
         if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError, socket.timeout)):
             super().handle_error(request, client_address)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ TABLE_ROWS = 25
 MEGABYTE = 1_000_000
 
 
-def write(runs: Sequence[Run], file: Path, most_mb: float = 30.0) -> videos.Chosen:
+def write(runs: Sequence[Run], file: Path, most_mb: float = 30.0) -> videos.EmbeddedVideos:
     """Writes the report of ``runs`` to ``file``, whole or not at all; returns which videos are in it.
 
     Args:
@@ -37,7 +37,7 @@ def write(runs: Sequence[Run], file: Path, most_mb: float = 30.0) -> videos.Chos
     library.check_installed()
     script = library.javascript()
     facts = _facts(runs)
-    bare = _html(facts | {"chosen": videos.Chosen([], 0, 0, 0, 0)}, script)
+    bare = _html(facts | {"chosen": videos.EmbeddedVideos([], 0, 0, 0, 0)}, script)
     place = int(most_mb * MEGABYTE) - len(bare)
     chosen = videos.choose(runs, place, MARKUP)
     page = _html(facts | {"chosen": chosen}, script)
@@ -73,7 +73,7 @@ def _html(facts: dict[str, Any], script: str) -> bytes:
 
 
 def in_script(value: Any) -> str:
-    """JSON that can stand in a script element, whatever texts are in it."""
+    """Encodes JSON so that it can stand in an HTML script element, whatever texts are in it."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -82,10 +82,10 @@ def in_script(value: Any) -> str:
 
 def _facts(runs: Sequence[Run]) -> dict[str, Any]:
     several = len(runs) > 1
-    found = success.of(runs)
+    found = success.success_section(runs)
     lines = [_line_chart(chart) for chart in series.charts(runs)]
     pictures = _times_of_several(runs) if several else _times(runs[0])
-    others, own = series.others(runs), series.own_meanings(runs)
+    others, own = series.all_metrics(runs), series.custom_meanings(runs)
     title = runs[0].name.rstrip("/") if not several else f"{len(runs)} runs"
     return {
         "title": title, "several": several, "runs": runs, "version": __version__,

@@ -10,7 +10,7 @@ from embodied.report.reading import Run
 
 
 def note(evaluations: Iterable[tuple[str, WrittenEvaluation]]) -> str:
-    """Returns a sentence if not all evaluations are known to be of one protocol; else nothing.
+    """Warns in a sentence unless all evaluations are known to be made under the same protocol; else empty.
 
     Args:
         evaluations: with the name that each has on the page.
@@ -29,7 +29,8 @@ def note(evaluations: Iterable[tuple[str, WrittenEvaluation]]) -> str:
 
 
 def of_runs(runs: Sequence[Run]) -> str:
-    """Returns such a sentence on all evaluations of ``runs``, which curves show."""
+    """Warns in a sentence unless all evaluations of ``runs`` are known to be made under the same protocol;
+    else empty."""
     return note(_named(runs))
 
 

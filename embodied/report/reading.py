@@ -32,8 +32,8 @@ Row = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """An episode of an evaluation that has a video."""
+class RecordedEpisode:
+    """An episode of an evaluation that has a video, as a report shows it."""
 
     iteration: int
     task: str  # its instruction
@@ -47,7 +47,7 @@ class Recorded:
 
 @dataclass
 class Run:
-    """What was found of one run, or of one evaluation alone."""
+    """All that a report knows of a run, or of an evaluation alone."""
 
     name: str  # name on the command line
     folder: Path
@@ -60,22 +60,22 @@ class Run:
     rates: dict[int, dict[str, float]] = field(default_factory=dict)  # iteration → pass@k and maj@k
     robustness: list[dict[str, Any]] = field(default_factory=list)  # tables of the newest evaluation
     episodes: int = 0  # episodes of these evaluations
-    recorded: list[Recorded] = field(default_factory=list)
+    recorded: list[RecordedEpisode] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
     @property
     def last(self) -> WrittenEvaluation | None:
-        """The newest evaluation."""
+        """The run's newest evaluation."""
         return self.evaluations[max(self.evaluations)] if self.evaluations else None
 
     @property
     def before(self) -> WrittenEvaluation | None:
-        """The first evaluation, if a later one is there too."""
+        """The run's first evaluation, if a later one is there too."""
         return self.evaluations[min(self.evaluations)] if len(self.evaluations) > 1 else None
 
     @property
     def iterations(self) -> int:
-        """Iterations that were logged."""
+        """Number of iterations that were logged."""
         return max(self.metrics, default=0)
 
     def setting(self, key: str) -> Any:
@@ -87,8 +87,8 @@ class Run:
 
 
 def read(name: str) -> Run:
-    """Reads the run or the evaluation that ``name`` names, as :mod:`embodied.evaluation.results` does; the folder of a
-    run is the whole run.
+    """Reads, for a report, the run or the evaluation that ``name`` names, as :mod:`embodied.evaluation.results` does;
+    the folder of a run is the whole run.
 
     Raises:
         EvaluationError: there is no such folder or file.
@@ -96,7 +96,7 @@ def read(name: str) -> Run:
     path = Path(name)
     if path.is_dir() and not results.is_checkpoint(path):
         found = Run(name, path)
-        files = results.written(path)
+        files = results.evaluation_files(path)
     else:
         file = results.find(name)
         found, files = Run(name, file.absolute().parent.parent, evaluation_alone=True), [file]
@@ -245,13 +245,15 @@ def _add_evaluation(run: Run, file: Path) -> None:
     run.robustness = [row for row in rows if _is_robustness(row)] if isinstance(rows, list) else []
 
 
-def _recorded(found: WrittenEvaluation, episodes: Sequence[Mapping[str, Any]], iteration: int) -> Iterator[Recorded]:
+def _recorded(
+    found: WrittenEvaluation, episodes: Sequence[Mapping[str, Any]], iteration: int
+) -> Iterator[RecordedEpisode]:
     for episode in episodes:
         video, success = episode.get("video"), episode["success"]
         if isinstance(video, str) and isinstance(success, bool):
             start = episode["start"]
             steps = _number(episode.get("steps"))
-            yield Recorded(
+            yield RecordedEpisode(
                 iteration, found.tasks[start["task_id"]], success,
                 f"initial state {start['init_state_id']}, seed {start['seed']}",
                 _number(episode.get("return")), _number(episode.get("progress")),

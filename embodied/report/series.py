@@ -31,8 +31,8 @@ OF_ITS_OWN = (
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A metric on a chart."""
+class ChartMetric:
+    """A metric to draw on a chart: its label, and the metrics of its interval's ends."""
 
     metric: str
     label: str
@@ -43,11 +43,11 @@ class Shown:
 
 @dataclass(frozen=True)
 class Panel:
-    """A chart of metrics that have one unit."""
+    """A chart to draw: metrics that have one unit, with title and axis."""
 
     title: str
     axis: str
-    shown: Sequence[Shown]
+    shown: Sequence[ChartMetric]
     share: bool = False  # 0..1, shown as per cent
     with_several: int = 1  # with several runs: at most so many, each in a chart of its own
     note: str = ""
@@ -55,31 +55,33 @@ class Panel:
 
 PANELS = (
     Panel("Success", "episodes that succeed", (
-        Shown("rollout/success_rate", "training", "rollout/success_low", "rollout/success_high"),
-        Shown("eval/success_rate", "evaluation", "eval/success_low", "eval/success_high", points=True),
+        ChartMetric("rollout/success_rate", "training", "rollout/success_low", "rollout/success_high"),
+        ChartMetric("eval/success_rate", "evaluation", "eval/success_low", "eval/success_high", points=True),
     ), share=True, with_several=2, note="95 % intervals (Wilson)"),
     Panel("Return", "", (
-        Shown("rollout/return_mean", "training"), Shown("eval/return_mean", "evaluation", points=True),
+        ChartMetric("rollout/return_mean", "training"), ChartMetric("eval/return_mean", "evaluation", points=True),
     ), with_several=2),
     Panel("KL", "nats", (
-        Shown("train/approx_kl", "to the acting policy"), Shown("train/kl_reference", "to the reference"),
+        ChartMetric("train/approx_kl", "to the acting policy"), ChartMetric("train/kl_reference", "to the reference"),
     ), with_several=2),
     Panel("Clip share", "ratios without gradient", (
-        Shown("train/clip_share", "clipped"), Shown("train/clip_share_low", "ratio below 1"),
-        Shown("train/clip_share_high", "ratio above 1"),
+        ChartMetric("train/clip_share", "clipped"), ChartMetric("train/clip_share_low", "ratio below 1"),
+        ChartMetric("train/clip_share_high", "ratio above 1"),
     ), share=True),
-    Panel("Entropy", "nats", (Shown("train/entropy", "entropy"),)),
+    Panel("Entropy", "nats", (ChartMetric("train/entropy", "entropy"),)),
     Panel("Staleness", "optimizer updates", (
-        Shown("train/staleness_mean", "mean"), Shown("train/staleness_max", "largest"),
+        ChartMetric("train/staleness_mean", "mean"), ChartMetric("train/staleness_max", "largest"),
     ), note="updates between acting and training"),
-    Panel("Loss", "", (Shown("train/loss", "policy and all terms"), Shown("train/value_loss", "value head"))),
-    Panel("Gradient", "2-norm", (Shown("train/grad_norm", "before clipping"),)),
+    Panel("Loss", "", (
+        ChartMetric("train/loss", "policy and all terms"), ChartMetric("train/value_loss", "value head"),
+    )),
+    Panel("Gradient", "2-norm", (ChartMetric("train/grad_norm", "before clipping"),)),
     Panel("Supervised loss", "nats", (
-        Shown("sft/loss", "with augmentation"), Shown("sft/clean_loss", "without"),
-        Shown("sft/val_loss", "held out", points=True),
+        ChartMetric("sft/loss", "with augmentation"), ChartMetric("sft/clean_loss", "without"),
+        ChartMetric("sft/val_loss", "held out", points=True),
     ), with_several=3),
     Panel("Token accuracy", "tokens", (
-        Shown("sft/token_accuracy", "training"), Shown("sft/val_token_accuracy", "held out", points=True),
+        ChartMetric("sft/token_accuracy", "training"), ChartMetric("sft/val_token_accuracy", "held out", points=True),
     ), share=True, with_several=2),
 )  # fmt: skip
 
@@ -96,7 +98,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart."""
+    """A line of a chart, one for each group of runs that differ in their seeds alone."""
 
     label: str
     points: Sequence[Point]
@@ -106,7 +108,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seeds alone."""
+    """Runs that differ in their seeds alone, drawn as one line with a band."""
 
     label: str
     runs: Sequence[Run]
@@ -114,7 +116,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart with lines in it."""
+    """A chart with the lines of a report's runs in it."""
 
     title: str
     axis: str
@@ -124,7 +126,7 @@ class Chart:
 
 
 def groups(runs: Sequence[Run]) -> list[Group]:
-    """Puts runs that differ in their seeds alone together, in their order."""
+    """Groups runs that differ in their seeds alone, in their order."""
     found: list[list[Run]] = []
     for run in runs:
         same = next((group for group in found if _same(group[0], run)), None)
@@ -164,7 +166,7 @@ def _of_run(panel: Panel, run: Run) -> Chart:
     return Chart(panel.title, panel.axis, panel.share, _note(panel.note, panel.shown, lines, [run]), lines)
 
 
-def _note(usual: str, shown: Sequence[Shown], lines: Sequence[Line], runs: Sequence[Run]) -> str:
+def _note(usual: str, shown: Sequence[ChartMetric], lines: Sequence[Line], runs: Sequence[Run]) -> str:
     """The note of a chart. It says so if points of evaluations of different protocols are drawn together."""
     drawn = {line.label for line in lines}
     evaluated = any(one.metric.startswith("eval/") and (len(shown) == 1 or one.label in drawn) for one in shown)
@@ -185,7 +187,7 @@ def _over_runs(panel: Panel, found: Sequence[Group]) -> Iterator[Chart]:
         yield Chart(title, panel.axis, panel.share, note, lines)
 
 
-def _points(run: Run, shown: Shown) -> list[Point]:
+def _points(run: Run, shown: ChartMetric) -> list[Point]:
     found = [
         Point(step, row[shown.metric], row.get(shown.low), row.get(shown.high))
         for step, row in run.metrics.items() if shown.metric in row
@@ -240,30 +242,32 @@ def _mean(points: Sequence[Point]) -> Point:
     )  # fmt: skip
 
 
-def others(runs: Sequence[Run]) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Returns every metric that was logged: metric → label of the run → points, thinned like the charts."""
+def all_metrics(runs: Sequence[Run]) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """Collects every logged metric for the report's table: metric → label of the runs → points (iteration, value),
+    thinned like the charts."""
     own = groups(runs)
     found: dict[str, dict[str, list[tuple[float, float]]]] = {}
     for name in sorted({name for run in runs for row in run.metrics.values() for name in row}):
         for group in own:
-            line = _line(group.label, [_points(run, Shown(name, "")) for run in group.runs], False)
+            line = _line(group.label, [_points(run, ChartMetric(name, "")) for run in group.runs], False)
             if line:
                 found.setdefault(name, {})[group.label] = [(point.step, point.value) for point in line.points]
     return found
 
 
-def meaning(metric: str, own: Mapping[str, str] | None = None) -> str:
-    """What a metric is, in words; empty for one that this version does not know.
+def meaning(metric: str, custom: Mapping[str, str] | None = None) -> str:
+    """Explains a metric in words; empty for one that this version does not know.
 
     Args:
-        own: meanings of metrics that the runs' own terms measure.
+        custom: meanings of metrics that the runs' own terms measure.
     """
     parts = [part if not part.isdigit() else "<n>" for part in metric.split("/")]
-    return METRICS.get("/".join(parts), "") or (own or {}).get(metric, "")
+    return METRICS.get("/".join(parts), "") or (custom or {}).get(metric, "")
 
 
-def own_meanings(runs: Sequence[Run]) -> dict[str, str]:
-    """Reads the meanings that the runs keep of their own metrics. A file that cannot be read says nothing."""
+def custom_meanings(runs: Sequence[Run]) -> dict[str, str]:
+    """Reads the meanings that runs keep of the metrics of their users' loss terms. A file that cannot be read says
+    nothing."""
     found: dict[str, str] = {}
     for run in runs:
         with suppress(OSError, ValueError, AttributeError):

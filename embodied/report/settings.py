@@ -19,7 +19,7 @@ UNSET = "—"
 
 @dataclass(frozen=True)
 class Setting:
-    """A key with the values that runs have."""
+    """A configuration key in a report's table, with the values that the runs have."""
 
     key: str
     values: Sequence[str]  # values of each run that has a configuration
@@ -30,7 +30,7 @@ class Setting:
 
 
 def settings(runs: Sequence[Run]) -> list[Setting]:
-    """Returns every key of the runs' configurations."""
+    """Lists every key of the runs' configurations with the runs' values."""
     known = _known()
     flat = [dict(_flat(run.config)) for run in runs if run.config is not None]
     return [
@@ -46,7 +46,7 @@ def _setting(key: str, values: list[str], field: FieldInfo | None) -> Setting:
 
 
 def text(value: Any) -> str:
-    """A value as it would stand in YAML or on the command line."""
+    """Formats a configuration value as it would stand in YAML or on the command line."""
     if isinstance(value, str):
         return value
     if isinstance(value, BaseModel):

@@ -18,7 +18,7 @@ from embodied.report.reading import Run
 
 @dataclass(frozen=True)
 class Side:
-    """An evaluation with its name on the page."""
+    """One of the evaluations that a report compares, with its letter and label on the page."""
 
     letter: str
     label: str
@@ -31,7 +31,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Table:
-    """One evaluation against another: a row for each task with its cells, and what it comes to."""
+    """A report's comparison of one evaluation with the first: a row for each task with its cells, and the verdict."""
 
     against: str  # letter of the other one, the first
     letter: str
@@ -49,7 +49,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Success:
-    """What is said of success."""
+    """The success section of a report: the evaluations, their comparisons, and notes."""
 
     sides: Sequence[Side]
     note: str  # says that the protocols differ; empty if they agree
@@ -61,16 +61,16 @@ class Success:
     points: Sequence[dict[str, Any]]  # points of the chart
 
 
-def of(runs: Sequence[Run]) -> Success:
-    """Takes the first and the newest evaluation of one run, the greedy and the sampled one where there are both, or the
-    newest ones of several runs."""
+def success_section(runs: Sequence[Run]) -> Success:
+    """Makes the success section of a report: of one run its first and newest evaluation, or the greedy and the sampled
+    one where there are both; of several runs the newest of each."""
     sides = _before_and_after(runs[0]) if len(runs) == 1 else _newest(runs)
     points = [
         {"task": task, "side": side.label, "rate": rate.rate, "low": rate.low, "high": rate.high}
         for side in sides for task, rate in rates(side.evaluation)
     ]  # fmt: skip
     compared = pairs([side.evaluation for side in sides])
-    tables = [_table(sides, one) for one in compared.found]
+    tables = [_table(sides, one) for one in compared.comparisons]
     refused = [f"{LETTERS[second]} was not compared with {LETTERS[first]}: {error.message}"
                for (first, second), error in compared.refused]  # fmt: skip
     note = kinds.note((side.letter, side.evaluation) for side in sides)
@@ -172,7 +172,7 @@ def _table(sides: Sequence[Side], one: Comparison) -> Table:
 
 
 def under_perturbations(run: Run) -> list[list[str]]:
-    """A row for each perturbation of the newest evaluation."""
+    """Makes the table of success under each perturbation in a run's newest evaluation."""
     return [
         [row["kind"], row["strength"], f"{row['successes']:g}/{row['episodes']:g} ({row['success_rate']:.0%})",
          f"{row['low']:.0%} to {row['high']:.0%}", f"{row['difference']:+.0%}",
@@ -182,5 +182,5 @@ def under_perturbations(run: Run) -> list[list[str]]:
 
 
 def over_all(evaluation: WrittenEvaluation) -> Rate:
-    """Success over all tasks."""
+    """Returns an evaluation's success rate over all tasks, with its interval."""
     return rates(evaluation)[-1][1]

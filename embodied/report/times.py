@@ -25,7 +25,7 @@ POLICY = 1  # "process" of the policy in a trace (embodied.observe.timeline)
 
 @dataclass(frozen=True)
 class Stage:
-    """Seconds of a stage."""
+    """Seconds that a stage of the iterations took, and its share of the whole."""
 
     name: str
     seconds: float
@@ -34,7 +34,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Bar:
-    """Seconds of a stage in some iterations."""
+    """Seconds of a stage in the iterations ``first`` … ``last``, for a stacked bar."""
 
     first: int
     last: int
@@ -44,7 +44,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Lane:
-    """A piece of work or waiting in the picture of a rollout."""
+    """A span of work or waiting on one lane of a rollout's timeline, seconds from its start."""
 
     lane: str
     name: str
@@ -55,7 +55,7 @@ class Lane:
 
 @dataclass(frozen=True)
 class Picture:
-    """One rollout's timeline."""
+    """A rollout's timeline for a report, read from its trace."""
 
     file: Path
     lanes: Sequence[Lane]
@@ -66,7 +66,7 @@ class Picture:
 
 
 def stages(run: Run) -> list[Stage]:
-    """Returns the seconds of each stage over all iterations, with what is left of the whole."""
+    """Sums the seconds of each stage over all iterations, and what is left of them."""
     whole = sum(row.get("time/iteration_s", 0.0) for row in run.metrics.values())
     found = {label: sum(row.get(name, 0.0) for row in run.metrics.values()) for name, label in STAGES.items()}
     whole = max(whole, sum(found.values()))
@@ -75,14 +75,14 @@ def stages(run: Run) -> list[Stage]:
 
 
 def of_workers(run: Run) -> list[Stage]:
-    """Returns the seconds of env workers, summed over them."""
+    """Sums the seconds of env workers by activity, over all workers and iterations."""
     found = {label: sum(row.get(name, 0.0) for row in run.metrics.values()) for name, label in WORKERS.items()}
     whole = sum(found.values())
     return [Stage(label, seconds, seconds / whole) for label, seconds in found.items() if seconds > 0]
 
 
 def bars(run: Run) -> list[Bar]:
-    """Returns the seconds of an iteration by stages; of many iterations, several together."""
+    """Lists the seconds of each iteration by stages, for bars; of many iterations, several share a bar."""
     rows = [(step, row) for step, row in run.metrics.items() if "time/iteration_s" in row]
     together = max(1, -(-len(rows) // MOST_BARS))
     parts = [rows[first : first + together] for first in range(0, len(rows), together)]
@@ -102,7 +102,8 @@ def _bars(part: Sequence[tuple[int, Row]]) -> Iterator[Bar]:
 
 
 def picture(run: Run) -> Picture | None:
-    """Reads the newest rollout's trace; None if there is none. One that is damaged is said in ``run.problems``."""
+    """Reads the timeline of a run's newest rollout; None if there is none. A damaged trace is noted in
+    ``run.problems``."""
     folder = run.folder / "trace"
     files = sorted(folder.glob("*.json")) or sorted((folder / "rank-00").glob("*.json"))  # a folder each
     files = [file for file in files if file.stem.endswith("train")] or files

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from embodied.observe.video.grid import NAME as GRID
 from embodied.observe.video.video import is_whole
-from embodied.report.reading import Recorded, Run
+from embodied.report.reading import RecordedEpisode, Run
 
 TIMES_TOLD = 24
 """Bytes of the page for each byte of a task's name: it stands there four times, and a character may be escaped."""
@@ -18,16 +18,16 @@ TIMES_TOLD = 24
 
 @dataclass(frozen=True)
 class Video:
-    """A recorded episode in the page."""
+    """A recorded episode that is embedded in the page, as base64."""
 
     run: str
-    episode: Recorded
+    episode: RecordedEpisode
     base64: str
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The recorded episodes of an evaluation side by side."""
+    """The video of an evaluation's episodes side by side that is embedded in the page, as base64."""
 
     run: str
     iteration: int
@@ -35,8 +35,8 @@ class Grid:
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """What of the recorded episodes is in the page."""
+class EmbeddedVideos:
+    """The videos that a report embeds, and counts of those that it leaves out."""
 
     videos: Sequence[Video]
     recorded: int  # episodes that have a video
@@ -46,8 +46,8 @@ class Chosen:
     grids: Sequence[Grid] = ()  # grids of the newest evaluations, at most one a run
 
 
-def choose(runs: Sequence[Run], most_bytes: int, around: int = 0) -> Chosen:
-    """Chooses and reads videos that take at most ``most_bytes`` of the page.
+def choose(runs: Sequence[Run], most_bytes: int, around: int = 0) -> EmbeddedVideos:
+    """Chooses the videos that a report embeds, ``most_bytes`` at most, and reads them.
 
     Newest evaluations come first, then first ones, then those between. Of each, tasks and outcomes take turns.
 
@@ -82,7 +82,7 @@ def choose(runs: Sequence[Run], most_bytes: int, around: int = 0) -> Chosen:
     recorded = sum(len(run.recorded) for run in runs)
     ordered = _by_progress(sorted(chosen, key=lambda one: -one.episode.iteration))
     episodes, too_many = sum(run.episodes for run in runs), recorded - missing - len(chosen)
-    return Chosen(ordered, recorded, episodes, too_many, missing, grids)
+    return EmbeddedVideos(ordered, recorded, episodes, too_many, missing, grids)
 
 
 def _by_progress(videos: Sequence[Video]) -> list[Video]:
@@ -97,7 +97,7 @@ def _by_progress(videos: Sequence[Video]) -> list[Video]:
     return [one if one.episode.success else next(farthest_first[one.episode.iteration]) for one in videos]
 
 
-def _progress(episode: Recorded) -> float:
+def _progress(episode: RecordedEpisode) -> float:
     return -1.0 if episode.progress is None else episode.progress
 
 
@@ -117,8 +117,8 @@ def _grids(runs: Sequence[Run], around: int) -> Iterator[tuple[Grid, int]]:
 
 
 def find(run: Run, name: str) -> Path | None:
-    """Returns the file of a video, which an evaluation names from the folder in which its command was given; None if it
-    is nowhere, or no whole mp4. A run that was moved with its videos is looked for beside its own folder."""
+    """Locates the mp4 file of a recorded episode, whose name is relative to the folder of the command; None if it is
+    nowhere, or no whole mp4. A run that was moved with its videos is looked for beside its own folder."""
     given = Path(name)
     if given.suffix != ".mp4":
         return None
@@ -129,7 +129,7 @@ def find(run: Run, name: str) -> Path | None:
         return None
 
 
-_Found = tuple[Run, Recorded, Path]
+_Found = tuple[Run, RecordedEpisode, Path]
 
 
 def _in_turns(files: Sequence[_Found]) -> Iterator[_Found]:

@@ -37,17 +37,17 @@ class HoldsOut(Protocol):
     """A data set that keeps problems back for evaluations; a custom data set may offer it beside :class:`Rows`."""
 
     def for_evaluation(self) -> Rows:
-        """The rows that evaluations take. Training never sees one of them."""
+        """Returns the rows that evaluations take. Training never sees one of them."""
         ...
 
 
 def is_custom(where: str) -> bool:
-    """Whether this names a custom data set and no file."""
+    """Returns whether ``where`` names a custom data set (``module:Class``) and no file."""
     return re.fullmatch(r".+:[A-Za-z_]\w*", where) is not None and not Path(where).exists()
 
 
 def load_custom(where: str, arguments: Mapping[str, Any], keys: Keys = Keys()) -> Rows:
-    """Makes a custom data set.
+    """Imports and constructs the user's data set that ``where`` (``module:Class``) names.
 
     Args:
         arguments: keyword arguments of the class or function.
@@ -82,7 +82,8 @@ def _by_number(found: Any) -> bool:
 
 
 class Numbered:
-    """A custom data set with random access. Raises :class:`DatasetError` for what has none."""
+    """Rows of a custom data set with random access (``len()`` and ``[number]``). Raises :class:`DatasetError` for what
+    has none."""
 
     def __init__(self, where: str, rows: Any) -> None:
         if not _by_number(rows):
@@ -105,7 +106,7 @@ class Numbered:
         return (self[number] for number in range(len(self)))
 
     def for_evaluation(self) -> Rows:
-        """What the data set holds out; without it, the same rows."""
+        """Returns the rows that the data set holds out; without ``for_evaluation`` of its own, the same rows."""
         if not isinstance(self._rows, HoldsOut):
             return self
         with _blamed(f"for_evaluation() of {self._where}"):
@@ -113,7 +114,7 @@ class Numbered:
 
 
 class Listed:
-    """A custom data set that was read to its end."""
+    """Rows of a custom data set that can only be iterated: it was read to its end."""
 
     def __init__(self, where: str, rows: Iterable[Any]) -> None:
         self._rows = [_checked(where, number, row) for number, row in enumerate(rows)]

@@ -26,7 +26,8 @@ FOLDER_CHECK_S = 60.0  # a process looks at all files of a folder once in so man
 
 @dataclass(frozen=True)
 class SourceFile:
-    """A file in the state in which it was first seen. Every later access compares size and time of change."""
+    """A data file with the size and time of change that it had when it was first seen. Every later access
+    compares them."""
 
     path: Path  # absolute
     size: int  # bytes
@@ -35,7 +36,7 @@ class SourceFile:
 
     @classmethod
     def of(cls, path: Path) -> SourceFile:
-        """Looks at the file.
+        """Notes a data file's present size and time of change, with which later accesses compare it.
 
         Raises:
             DatasetError: it does not exist, is no file, or is empty.
@@ -50,12 +51,12 @@ class SourceFile:
 
     @property
     def folder(self) -> Path:
-        """From which paths in its rows lead."""
+        """Folder from which relative paths in its rows lead."""
         return self.path.parent
 
     @contextmanager
     def open(self) -> Iterator[BinaryIO]:
-        """Opens the file for reading. Raises :class:`DatasetError` if it is not what it was."""
+        """Opens the file for reading. Raises :class:`DatasetError` if it has changed since it was first seen."""
         try:
             file = self.path.open("rb")
         except OSError as error:
@@ -66,13 +67,13 @@ class SourceFile:
             yield file
 
     def check(self) -> None:
-        """Raises :class:`DatasetError` if the file is not what it was."""
+        """Raises :class:`DatasetError` if the file has changed since it was first seen."""
         with self.open():
             pass
 
     @property
     def state(self) -> tuple[str, ...]:
-        """What differs between two states of the file."""
+        """Values that tell this state of the file from others: size and time of change."""
         return str(self.size), str(self.mtime_ns)
 
     def _compare(self, size: int, mtime_ns: int) -> None:
@@ -89,14 +90,14 @@ _KEEP = "start again, and leave the file as it is during a run: write a new vers
 
 @dataclass(frozen=True)
 class SourceFolder(SourceFile):
-    """A folder of files in the state in which it was first seen: the sum of their sizes, the last change of one, and
-    their names. Hidden files do not count, nor does the time of change of a folder."""
+    """A folder of data files with the sizes, names and newest time of change that it had when it was first seen. Hidden
+    files do not count, nor does the time of change of a folder."""
 
     names: str = ""  # digest
 
     @classmethod
     def of(cls, path: Path) -> SourceFolder:
-        """Looks at all files of the folder."""
+        """Notes the present sizes and times of change of all files of a folder."""
         inside = [(found, found.relative_to(path)) for found in sorted(path.rglob("*")) if found.is_file()]
         shown = [(found, name) for found, name in inside if not any(part.startswith(".") for part in name.parts)]
         states = [found.stat() for found, _ in shown]
@@ -112,8 +113,8 @@ class SourceFolder(SourceFile):
         return *super().state, self.names
 
     def check(self) -> None:
-        """Raises :class:`DatasetError` if a file of the folder is not what it was. Looks every :data:`FOLDER_CHECK_S`
-        seconds: rows are read from a copy, and a large folder takes long."""
+        """Raises :class:`DatasetError` if a file of the folder has changed since it was first seen. Looks every
+        :data:`FOLDER_CHECK_S` seconds: rows are read from a copy, and a large folder takes long."""
         now = time.monotonic()
         if now < _next_check.get(self, 0.0):
             return
@@ -128,24 +129,26 @@ _next_check: dict[SourceFolder, float] = {}  # folder → when to look again, se
 
 
 class SourceName(SourceFile):
-    """A data set that is known by its name; what it holds is that of the copy that was made of it."""
+    """A data set of the hub, known by its name alone; its rows are read from a local copy, which does not change."""
 
     @classmethod
     def of(cls, path: Path) -> SourceName:
+        """Makes the source of a hub data set's name."""
         return cls(path, 0, 0)
 
     def check(self) -> None:
         """Does nothing: the copy does not change."""
 
 
-def kept(file: SourceFile, what: str, make: Callable[[BinaryIO], None], load: Callable[[Path], T]) -> T:
-    """Loads something that was worked out from a file; works it out first if that was not done for this state of it.
+def cached(file: SourceFile, label: str, make: Callable[[BinaryIO], None], load: Callable[[Path], T]) -> T:
+    """Loads a derived file (offsets, a copy) from the cache, and makes it first if there is none for this state of the
+    source file.
 
     What belongs to an earlier state of the file is removed. A damaged file is made again. Of a file that is not to be
     kept, each call works it out, into a temporary file that has no name any more when it is loaded.
 
     Args:
-        what: distinguishes several things about one file; part of the name.
+        label: distinguishes several things about one file; part of the name.
         make: writes it.
         load: reads it. Errors of Python, numpy and zip files (``_DAMAGED``) mean that it is damaged.
 
@@ -157,7 +160,7 @@ def kept(file: SourceFile, what: str, make: Callable[[BinaryIO], None], load: Ca
         return _made(file, make, load)
     folder = cache_folder("text")
     name, state = _digest(str(file.path)), _digest(VERSION, *file.state)
-    target = folder / f"{name}-{state}-{what}"
+    target = folder / f"{name}-{state}-{label}"
     if target.exists():
         try:
             return load(target)

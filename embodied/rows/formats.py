@@ -28,7 +28,7 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 
 from embodied.errors import AssetsMissingError, DatasetError
-from embodied.rows.files import SourceFile, kept
+from embodied.rows.files import SourceFile, cached
 from embodied.rows.offsets import record_offsets
 
 Row = Mapping[str, Any]
@@ -40,7 +40,7 @@ csv.field_size_limit(1 << 30)  # bytes of a value, for the whole process; Python
 
 
 class Rows(Protocol):
-    """Rows by number, from 0."""
+    """Interface of a data set: rows by number, from 0."""
 
     def __len__(self) -> int: ...
 
@@ -50,7 +50,7 @@ class Rows(Protocol):
 
 
 def open_rows(file: SourceFile) -> Rows:
-    """Opens a file by the end of its name.
+    """Opens a data file as rows; the end of its name says the format.
 
     Raises:
         DatasetError: the format is not known, or the file is not of its format.
@@ -64,7 +64,7 @@ def open_rows(file: SourceFile) -> Rows:
 
 
 class Records:
-    """Records of a text file, found by their offsets."""
+    """Byte records of a text file, with random access by their offsets."""
 
     def __init__(self, file: SourceFile, quoted: bool) -> None:
         self._file = file
@@ -72,12 +72,13 @@ class Records:
         def make(out: BinaryIO) -> None:
             np.save(out, record_offsets(file.path, quoted))
 
-        self._offsets = kept(file, "offsets", make, partial(np.load, mmap_mode="r"))
+        self._offsets = cached(file, "offsets", make, partial(np.load, mmap_mode="r"))
 
     def __len__(self) -> int:
         return len(self._offsets)
 
     def read(self, number: int) -> bytes:
+        """Reads the bytes of a record."""
         start, stop = self._offsets[number].tolist()
         with self._file.open() as file:
             return os.pread(file.fileno(), stop - start, start)
@@ -92,7 +93,7 @@ class Records:
 
 
 class JsonLines:
-    """One JSON object a line."""
+    """Rows of a JSON-lines file: one JSON object a line."""
 
     def __init__(self, file: SourceFile) -> None:
         self._path, self._records = file.path, Records(file, quoted=False)
@@ -118,7 +119,7 @@ class JsonLines:
 
 
 class Csv:
-    """Comma-separated values under a line of column names, as RFC 4180 has them. All values are text."""
+    """Rows of a CSV file under a line of column names, as RFC 4180 has them. All values are text."""
 
     def __init__(self, file: SourceFile) -> None:
         self._path, self._records = file.path, Records(file, quoted=True)
@@ -170,7 +171,7 @@ class Csv:
 
 
 class JsonList:
-    """One JSON list of objects, which is read whole."""
+    """Rows of a JSON file that holds a list of objects, which is read whole."""
 
     def __init__(self, file: SourceFile) -> None:
         self._file = file
@@ -220,7 +221,7 @@ class ArrowCopy:
             return ipc.open_file(arrow.memory_map(str(path))), path.stat()
 
         self._file = file
-        self._copy, state = kept(file, what, write, load)
+        self._copy, state = cached(file, what, write, load)
         self.copy_state = (state.st_size, state.st_mtime_ns)  # changes with a data set on the hub
         sizes = [self._copy.get_batch(i).num_rows for i in range(self._copy.num_record_batches)]
         self._ends = np.cumsum(sizes, dtype=np.int64)
@@ -240,7 +241,7 @@ class ArrowCopy:
 
 
 class Parquet(ArrowCopy):
-    """A Parquet file."""
+    """Rows of a Parquet file."""
 
     def __init__(self, file: SourceFile) -> None:
         def write(out: BinaryIO) -> None:

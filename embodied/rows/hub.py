@@ -25,7 +25,7 @@ LOOKED_AT = 1000  # lines of a file of JSON lines, to find out what its columns 
 
 @dataclass(frozen=True)
 class Part:
-    """Which part of a data set is meant.
+    """The part of a Hugging Face data set that is read: subset, splits, revision.
 
     Args:
         subset: its configuration; None = the only one.
@@ -39,7 +39,7 @@ class Part:
 
     @classmethod
     def of(cls, subset: str | None, split: str | Sequence[str] | None, revision: str | None) -> Part:
-        """Makes one from the values of keys."""
+        """Makes a part from the values of configuration keys."""
         return cls(subset, (split,) if isinstance(split, str) else tuple(split or ()), revision)
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ WHOLE = Part()
 
 
 def source_of(where: str, part: Part = WHOLE, keep: bool = True) -> SourceFile:
-    """A file, a folder or a name, in the state in which it is now.
+    """Resolves a data path to a file, a folder or a hub data set, and notes its present state.
 
     Args:
         keep: whether what is worked out from it is kept for other processes and later starts.
@@ -77,14 +77,15 @@ def source_of(where: str, part: Part = WHOLE, keep: bool = True) -> SourceFile:
 
 
 def is_hub_name(where: str) -> bool:
-    """Whether this names a data set on the hub: nothing here is called so, and it does not end like a file."""
+    """Returns whether ``where`` names a data set on the Hugging Face hub: nothing here is called so, and it does not
+    end like a file."""
     path = Path(where)
     named = re.fullmatch(r"[\w-][\w.-]*(/[\w-][\w.-]*)?", where) is not None
     return named and not path.exists() and path.suffix.lower() not in (*KINDS, ".txt", ".py", ".arrow")
 
 
 class HubRows(ArrowCopy):
-    """Rows of a data set of Hugging Face.
+    """Rows of a Hugging Face data set, on the hub or in a folder.
 
     Raises:
         DatasetError: it cannot be loaded, or has no such split.

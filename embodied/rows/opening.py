@@ -8,7 +8,7 @@ from embodied.rows.hub import WHOLE, HubRows, Part
 
 
 def open_source(source: SourceFile, part: Part = WHOLE) -> Rows:
-    """Opens what :func:`embodied.rows.hub.source_of` has found.
+    """Opens the rows of a file, a folder or a hub data set that :func:`embodied.rows.hub.source_of` has resolved.
 
     Raises:
         DatasetError: it is not of its format, or cannot be read.

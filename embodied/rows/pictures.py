@@ -17,7 +17,7 @@ from embodied.errors import DatasetError
 
 
 def of_column(value: Any) -> tuple[Any, ...]:
-    """The pictures in a value of a column; none if it is empty."""
+    """Lists the pictures in a value of a column: none if it is empty, one, or several."""
     if value is None or value == "":
         return ()
     return tuple(value) if isinstance(value, list | tuple) else (value,)

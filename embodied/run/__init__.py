@@ -5,7 +5,7 @@
 | :class:`~embodied.run.training.collector.Collector` | runs the plan of an iteration: rollouts, refills, greedy
 episodes |
 | a learner (:mod:`embodied.learn`) | turns an iteration's records or demonstrations into optimizer steps |
-| :class:`~embodied.run.evaluation.evaluator.Evaluator` | runs the plan of an evaluation |
+| :class:`~embodied.run.evaluation.evaluator.EvaluationRunner` | runs the plan of an evaluation |
 | :class:`~embodied.run.folder.reporter.Reporter` | speaks: console, trackers, times |
 | :class:`~embodied.run.folder.saves.Saves` | resumes, and saves when it is due |
 

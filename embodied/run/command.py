@@ -68,7 +68,9 @@ def run(argv: Sequence[str], config_name: str, processes: Group, recipe: Recipe 
         from embodied.schema.compose.compose import as_yaml, compose
 
     with _advised(config_name), _uncollected():
-        composed = replace(compose(overrides, config_name, folders), command=typed(argv, config_name, processes))
+        composed = replace(
+            compose(overrides, config_name, folders), command=repeat_command(argv, config_name, processes)
+        )
         _check_entry(composed, config_name)
     if print_only and not processes.is_main:
         return 0
@@ -90,8 +92,8 @@ def _traced(composed: Composed) -> Composed:
     return composed if composed.trail is None else replace(composed, origins=trace(composed.resolved, composed.trail))
 
 
-def typed(argv: Sequence[str], config_name: str, processes: Group) -> str:
-    """Returns the command line that does the same again."""
+def repeat_command(argv: Sequence[str], config_name: str, processes: Group) -> str:
+    """Returns the command line that repeats this run, with torchrun if there are several processes."""
     module = "embodied.tools.demos" if config_name == "demos" else f"embodied.{config_name}"
     start = "python"
     if processes.size > 1:

@@ -20,7 +20,7 @@ from embodied.run.build.given import Checked, ConfiguredEnv
 from embodied.run.build.policy import sizes
 from embodied.run.evaluation import greedy_and_sampled
 from embodied.run.evaluation.answers import FileAnswers, read
-from embodied.run.evaluation.evaluator import Evaluator
+from embodied.run.evaluation.evaluator import EvaluationRunner
 from embodied.run.session import open_session
 from embodied.runtime.signals import StopSignal
 
@@ -38,7 +38,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         reporter, folder, model = opened.enter_context(session.reporter), session.path, session.model
         simulators = session.simulators(config, sides, opened.enter_context(session.engine()))
         asked = greedy_and_sampled.evaluations(checked.composed)
-        evaluators = [Evaluator(one, side, simulators, folder, reporter, resumable=True, ending=ending)
+        evaluators = [EvaluationRunner(one, side, simulators, folder, reporter, resumable=True, ending=ending)
                       for ending, one in asked.items()]  # fmt: skip
         numbers = sizes(config, sides, processes, model.policy.spec)
         first = summary.of_evaluation(asked[""], side, processes, model, numbers, folder)
@@ -65,7 +65,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
 
 
 def verify(checked: Checked, console: Console, stop: StopSignal) -> None:
-    """Reads the answers, says how many there are, has them verified, and says where the results are.
+    """Evaluates answers from a file (``runner.answers``): reads them, has them verified, says where the results are.
 
     Raises:
         Stopped: a signal came before there were results.
@@ -77,7 +77,9 @@ def verify(checked: Checked, console: Console, stop: StopSignal) -> None:
     given = partial(_answers, Path(runner.answers), side)
     with open_session(checked, console, counts=False, stand_in=given, played=[side]) as session:
         answers, folder, reporter = cast(FileAnswers, session.model.policy), session.path, session.reporter
-        evaluator = Evaluator(composed, side, session.simulators(config, sides), folder, reporter, answers=answers)
+        evaluator = EvaluationRunner(
+            composed, side, session.simulators(config, sides), folder, reporter, answers=answers
+        )
         numbers = sizes(config, sides, checked.processes, session.model.policy.spec)
         lines = summary.of_answers(composed, side, checked.processes, answers.counts, numbers, folder)
         console.table(f"{runner.experiment_name}", lines)

@@ -29,7 +29,7 @@ from embodied.run.build.simulators import Simulators
 from embodied.run.build.texts import Generations
 from embodied.run.evaluation.evaluator import job_of, planned
 from embodied.run.evaluation.random_actions import RandomActions
-from embodied.run.evaluation.successes import ran
+from embodied.run.evaluation.successes import split_run
 from embodied.run.memory.remedies import explained
 from embodied.run.session import open_session
 from embodied.runtime.channel import Command, Completion, Kind
@@ -69,7 +69,7 @@ class Choice:
 
 
 def run(checked: Checked, console: Console, stop: StopSignal, choice: Choice) -> None:
-    """Plays the episode and says how it went.
+    """Plays one episode, shows or records it, and says how it went.
 
     Raises:
         ConfigError: the start does not exist, the env has no expert, or a setting cannot be played.
@@ -211,7 +211,7 @@ def _by_rollout(
         opened.enter_context(explained(model.device, config, processes, "rollout"))
         opened.enter_context(model.sharding.acting())
         results, _ = workers.run([episode], job_of(config, side, 0, 1), "episode", reporter, texts)
-    return ran(results)[0][0], texts.kept
+    return split_run(results)[0][0], texts.kept
 
 
 def _by_expert(

@@ -31,7 +31,7 @@ from embodied.run.build.policy import Model, origin_of, sampling, sizes
 from embodied.run.build.results import failed_verdicts
 from embodied.run.build.simulators import Simulators
 from embodied.run.evaluation.conditions import what_to_expect
-from embodied.run.evaluation.evaluator import Evaluator
+from embodied.run.evaluation.evaluator import EvaluationRunner
 from embodied.run.folder.latest_files import earlier, newest_of
 from embodied.run.folder.reporter import Reporter
 from embodied.run.folder.saves import Saves, due
@@ -74,7 +74,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
             judge = make_model_reward(config.reward, processes, model, runner.dry_run)
         collector = Collector(config, side, simulators, numbers, reporter, judge)
         turns = opened.enter_context(closing(make_turns(config, side.env, processes, collector, trainer, reporter)))
-        evaluator = Evaluator(checked.composed, checked.eval, simulators, folder, reporter)
+        evaluator = EvaluationRunner(checked.composed, checked.eval, simulators, folder, reporter)
         lines = summary.of_training(checked.composed, sides, processes, model, numbers, trainer, folder, judge)
         console.table(f"{runner.experiment_name}", lines)
         if runner.dry_run:
@@ -93,7 +93,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
 
 
 def train(
-    checked: Checked, turns: Synchronous, collector: Collector, trainer: Trainer, evaluator: Evaluator,
+    checked: Checked, turns: Synchronous, collector: Collector, trainer: Trainer, evaluator: EvaluationRunner,
     reporter: Reporter, saves: Saves, stop: StopSignal,
 ) -> int:  # fmt: skip
     """Trains until ``runner.max_epochs`` iterations are done or a stop signal comes; returns iterations that are saved.

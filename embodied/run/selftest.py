@@ -34,7 +34,7 @@ from embodied.run.build.policy import sizes
 from embodied.run.build.shares import slots_of
 from embodied.run.build.simulators import MAX_POLICY_BATCH, rows_of_call
 from embodied.run.evaluation.conditions import conditions
-from embodied.run.evaluation.evaluator import Evaluator
+from embodied.run.evaluation.evaluator import EvaluationRunner
 from embodied.run.evaluation.protocol import described, protocol
 from embodied.run.session import Session, open_session
 from embodied.runtime.engine.engine import Engine
@@ -47,7 +47,7 @@ NAME = "selftest.json"
 
 
 class Variation(NamedTuple):
-    """A configuration of the evaluation, and its envs."""
+    """A configuration of the self-test's evaluation, with its envs."""
 
     composed: Composed
     sides: Sides
@@ -55,7 +55,7 @@ class Variation(NamedTuple):
 
 @dataclass(frozen=True)
 class Difference:
-    """The differences of a run from the first one, on the same starts."""
+    """How a varied evaluation's episodes differ from those of the first run, on the same starts."""
 
     name: str  # name of the variation
     successes: int
@@ -124,14 +124,14 @@ def _results(
     session: Session, one: Variation, engine: Engine | None, stop: StopSignal
 ) -> tuple[list[EpisodeResult], list[WorkerFacts]]:  # fmt: skip
     simulators = session.simulators(one.composed.config, one.sides, engine)
-    return Evaluator(one.composed, one.sides.eval, simulators, session.path, session.reporter).results(stop)
+    return EvaluationRunner(one.composed, one.sides.eval, simulators, session.path, session.reporter).results(stop)
 
 
-def prepared(asked: Variation, processes: Group, policy: Policy) -> Variation:
-    """Returns the evaluation without videos, with the rows of a policy call that it has anyway."""
-    config = asked.composed.config
+def prepared(variation: Variation, processes: Group, policy: Policy) -> Variation:
+    """Prepares the self-test's first evaluation: no videos, and a fixed number of rows a policy call."""
+    config = variation.composed.config
     video = config.env.eval.video_cfg.model_copy(update={"save_video": False})
-    return _changed(asked, {"video_cfg": video}, {"policy_batch": _rows(config, processes, policy)})
+    return _changed(variation, {"video_cfg": video}, {"policy_batch": _rows(config, processes, policy)})
 
 
 def _rows(config: Config, processes: Group, policy: Policy) -> int:
@@ -142,7 +142,8 @@ def _rows(config: Config, processes: Group, policy: Policy) -> int:
 def variations(
     usual: Variation, policy_batch: int | None, processes: Group, policy: Policy, renderer: str, console: Console
 ) -> Iterator[tuple[str, Variation]]:
-    """Yields the variations to run, each with its name.
+    """Yields variations of the first evaluation that must not change its numbers (slots, batch, renderer), each with
+    its name.
 
     Args:
         usual: the first run, as :func:`prepared` gives it.
@@ -202,7 +203,7 @@ def _changed(usual: Variation, of_eval: dict[str, Any], of_rollout: dict[str, An
 
 
 def difference(name: str, first: Sequence[EpisodeResult], second: Sequence[EpisodeResult]) -> Difference:
-    """Compares the episodes that both have run.
+    """Compares the episodes that two evaluations have in common.
 
     Raises:
         ConfigError: there are none.
@@ -224,7 +225,7 @@ def difference(name: str, first: Sequence[EpisodeResult], second: Sequence[Episo
 
 
 def cells(rows: Sequence[Difference]) -> list[list[str]]:
-    """Returns the differences as a table."""
+    """Formats the differences as a table."""
     head = [
         "run",
         "success",
@@ -249,7 +250,7 @@ def cells(rows: Sequence[Difference]) -> list[list[str]]:
 
 
 def verdict(rows: Sequence[Difference]) -> str:
-    """Returns the verdict: do numbers depend on something that they must not depend on, and by how much?"""
+    """Says in words whether numbers depend on something that they must not depend on, and by how much."""
     wrong = [row for row in rows if not row.zero]
     if not wrong:
         return f"no difference: each of {rows[0].episodes} episodes gave the same numbers in {len(rows) + 1} runs"

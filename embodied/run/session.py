@@ -59,7 +59,7 @@ def open_session(
     checked: Checked, console: Console, counts: bool = True, folder: Path | None = None,
     stand_in: Callable[[], object] | None = None, played: Sequence[ConfiguredEnv] | None = None,
 ) -> Iterator[Session]:  # fmt: skip
-    """Opens the resources of a run until the block ends.
+    """Opens the resources of a run until the block ends: folder, fork server, policy, engine.
 
     Args:
         counts: a dry run counts memory.

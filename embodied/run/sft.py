@@ -19,7 +19,7 @@ from embodied.run import summary
 from embodied.run.build.demonstrations import Demonstrated
 from embodied.run.build.given import Checked, ConfiguredEnv
 from embodied.run.build.policy import Model, origin_of
-from embodied.run.evaluation.evaluator import Evaluator
+from embodied.run.evaluation.evaluator import EvaluationRunner
 from embodied.run.folder.latest_files import earlier, newest_of
 from embodied.run.folder.reporter import Reporter
 from embodied.run.folder.saves import Saves, due
@@ -46,7 +46,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         )
         opened.enter_context(reporter)
         simulators = session.simulators(config, sides, opened.enter_context(session.engine()))
-        evaluator = Evaluator(
+        evaluator = EvaluationRunner(
             checked.composed, checked.eval, simulators, folder, reporter, keep_workers=not config.env.enable_offload
         )
         lines = summary.of_cloning(checked.composed, sides, checked.processes, model, cloner, folder)
@@ -65,7 +65,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
 
 
 def train(
-    checked: Checked, cloner: Cloner, evaluator: Evaluator, reporter: Reporter, saves: Saves, stop: StopSignal
+    checked: Checked, cloner: Cloner, evaluator: EvaluationRunner, reporter: Reporter, saves: Saves, stop: StopSignal
 ) -> int:
     """Trains until ``runner.max_epochs`` iterations are done or a stop signal comes; returns iterations that are saved.
 
@@ -103,6 +103,8 @@ def train(
     return saves.finish(iteration, cloner.steps_done)
 
 
-def make_cloner(config: Config, side: ConfiguredEnv, shown: Demonstrated, model: Model) -> Cloner:
+def make_cloner(config: Config, side: ConfiguredEnv, demonstrations: Demonstrated, model: Model) -> Cloner:
     """Makes the learner of a training in the env of ``side``."""
-    return Cloner(model.policy, side.spec, config, shown.train, shown.held_out, model.device, model.sharding)
+    return Cloner(
+        model.policy, side.spec, config, demonstrations.train, demonstrations.held_out, model.device, model.sharding
+    )

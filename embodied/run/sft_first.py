@@ -27,7 +27,8 @@ POLL_S = 0.2
 
 
 def run(composed: Composed, folders: Sequence[str], processes: Group, stop: StopSignal) -> Composed:
-    """Runs the supervised run, if there is one; returns the configuration with ``runner.ckpt_path`` set to its result.
+    """Runs the supervised training that comes before reinforcement learning, if one is configured; returns the
+    configuration with ``runner.ckpt_path`` set to its result.
 
     Args:
         folders: those with more group files, for the first run as well. It has the seed and the device of this one.

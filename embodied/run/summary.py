@@ -27,7 +27,7 @@ def of_training(
     composed: Composed, sides: Sides, processes: Group, model: Model, sizes: Sizes, trainer: Trainer, folder: Path,
     judge: ModelReward | None = None,
 ) -> list[list[str]]:  # fmt: skip
-    """Returns the derived numbers of reinforcement learning.
+    """Makes the summary's rows of derived numbers for reinforcement learning.
 
     Args:
         judge: the reward model, if there is one.
@@ -70,7 +70,7 @@ def of_training(
 def of_cloning(
     composed: Composed, sides: Sides, processes: Group, model: Model, cloner: Cloner, folder: Path
 ) -> list[list[str]]:  # fmt: skip
-    """Returns the derived numbers of supervised training."""
+    """Makes the summary's rows of derived numbers for supervised training."""
     config, batch = composed.config, cloner.config.actor.global_batch_size
     steps = config.sft.steps_per_iteration
     total = config.runner.max_epochs * steps * batch
@@ -94,7 +94,7 @@ def of_cloning(
 def of_evaluation(
     composed: Composed, side: ConfiguredEnv, processes: Group, model: Model, sizes: Sizes, folder: Path
 ) -> list[list[str]]:  # fmt: skip
-    """Returns the derived numbers of an evaluation alone."""
+    """Makes the summary's rows of derived numbers for an evaluation alone."""
     config = composed.config
     under = conditions(config, side, model.policy.spec, folder, 0)
     tasks, chunk = len(side.spec.tasks), model.policy.spec.num_action_chunks
@@ -121,7 +121,7 @@ def of_evaluation(
 def of_answers(
     composed: Composed, side: ConfiguredEnv, processes: Group, counts: object, sizes: Sizes, folder: Path
 ) -> list[list[str]]:  # fmt: skip
-    """Returns the derived numbers of an evaluation of answers in a file.
+    """Makes the summary's rows of derived numbers for an evaluation of answers in a file.
 
     Args:
         counts: how many there are, in words.
@@ -138,7 +138,8 @@ def of_answers(
 def places(
     trackers: Sequence[str], sides: Sides, folder: Path, checkpoints: Sequence[Path] = ()
 ) -> list[list[str]]:  # fmt: skip
-    """Returns the places of a run's results, as far as they exist; of ``checkpoints``, oldest first, the last.
+    """Makes the final table of where a run's results are, as far as they exist; of ``checkpoints``, oldest
+    first, the last.
 
     Args:
         trackers: their names.
@@ -170,7 +171,7 @@ def _holds(folder: Path) -> bool:
 
 
 def ending(last: int, iterations: int, steps: int = 0, evaluated: bool = True) -> str:
-    """Says how far a training has come at its end, and how to resume it.
+    """Formats the last line of a training: how far it has come, and how to resume it.
 
     Args:
         last: iterations of the whole run.

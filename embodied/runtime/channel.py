@@ -24,7 +24,8 @@ from embodied.errors import EmbodiedError
 
 
 class Kind:
-    """Kind of a message. Plain numbers, since looking up an enum's members is a good part of handling a message."""
+    """Kinds of messages: reset, step, expert. Plain numbers, since looking up an enum's members is a good part of
+    handling a message."""
 
     RESET: Final = 1  # go to a start and write the first observation into next_row
     STEP: Final = 2  # execute the chunk in row, write rewards there and the next observation into next_row
@@ -32,7 +33,7 @@ class Kind:
 
 
 class Command(NamedTuple):
-    """Tells a slot what to do.
+    """Message to an env worker: what a slot is to do.
 
     Example: ``Command(Kind.STEP, slot=0, row=17, next_row=18)``.
     """
@@ -55,7 +56,8 @@ class Command(NamedTuple):
 
 
 class Completion(NamedTuple):
-    """Reports a command that was executed. Rewards and flags of a STEP stand in the record's row as well."""
+    """Message from an env worker: a command was executed. Rewards and flags of a STEP stand in the record's
+    row as well."""
 
     kind: int  # one of Kind
     slot: int
@@ -120,6 +122,7 @@ class Ring:
 
     @classmethod
     def nbytes(cls, message: type, capacity: int) -> int:
+        """Returns the bytes of shared memory that a ring of ``capacity`` messages takes."""
         return cls.HEADER + -(-_layout(message).size * capacity // 64) * 64
 
     # -- the writer --------------------------------------------------------------------------------------------------
@@ -151,8 +154,8 @@ class Ring:
     # -- the reader --------------------------------------------------------------------------------------------------
 
     def ask(self, count: int) -> bool:
-        """Ask to be woken once ``count`` messages wait to be taken. The number lasts; it is 1 at first, and with 1 each
-        message wakes. Returns whether it is too late to wait for them, since they are there already."""
+        """Asks to be woken once ``count`` messages wait to be taken. The number lasts; it is 1 at first, and with 1
+        each message wakes. Returns whether so many wait already."""
         ring_at = self._tail[0] + count if count > 1 else 0
         if ring_at == self._ring_at[0]:
             return False
@@ -162,16 +165,16 @@ class Ring:
 
     @property
     def withheld(self) -> bool:
-        """True if the reader has asked for more than one message, so that some may wait without a bell."""
+        """Whether the reader asked for more than one message, so that some may wait without its being woken."""
         return self._ring_at[0] > 0
 
     def hush(self) -> None:
-        """Clear the bells that have rung. Blocks until one rings, unless the eventfd is non-blocking."""
+        """Clears pending wake-ups. Blocks until there is one, unless the eventfd is non-blocking."""
         with suppress(BlockingIOError):
             os.eventfd_read(self.event)
 
     def take(self) -> list[Command | Completion]:
-        """All messages that have been announced; does not wait."""
+        """Returns all messages that have been announced; does not wait."""
         first, head = self._tail[0], self._head[0]
         if first == head:
             return []
@@ -195,7 +198,8 @@ class ChannelHandles:
 
 
 class Channel:
-    """Command and completion rings of one worker. ``create`` in the rollout process, ``open`` in the worker."""
+    """Shared-memory rings of commands to, and completions from, one env worker. ``create`` in the rollout process,
+    ``open`` in the worker."""
 
     def __init__(self, handles: ChannelHandles) -> None:
         self.handles = handles
@@ -206,6 +210,7 @@ class Channel:
 
     @classmethod
     def create(cls, name: str, command_capacity: int, completion_capacity: int) -> Channel:
+        """Allocates the shared memory and the eventfds of a channel."""
         size = Ring.nbytes(Command, command_capacity) + Ring.nbytes(Completion, completion_capacity)
         fd = os.memfd_create(name, os.MFD_CLOEXEC)
         os.ftruncate(fd, size)

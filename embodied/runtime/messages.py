@@ -22,7 +22,7 @@ from embodied.types import ArraySpec
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """Everything a worker is told, once, at its start."""
+    """Set-up message to an env worker: its slots, env, rewards and shared memory."""
 
     index: int
     slots: tuple[int, ...]  # indices among all slots of the pool
@@ -74,7 +74,7 @@ def _framed(message: Any) -> bytes:
 
 
 class Outbox:
-    """Messages to a process that may be too busy to read: names of videos, perturbations of episodes.
+    """Buffers messages to a process that may be too busy to read: names of videos, perturbations of episodes.
 
     They travel in lists: one pickled list costs the socket far less room than its messages one by one, of which 42 fill
     it. Nothing blocks and nothing is lost: what the socket does not take waits here.
@@ -86,6 +86,7 @@ class Outbox:
         self._unsent = bytearray()
 
     def put(self, *messages: Any) -> None:
+        """Appends messages to the buffer."""
         self._messages += messages
 
     def __bool__(self) -> bool:
@@ -93,7 +94,8 @@ class Outbox:
         return bool(self._messages or self._unsent)
 
     def flush(self) -> bool:
-        """Send what the socket takes. Returns whether nothing is left; nothing is when the reader is dead."""
+        """Sends what the socket takes without blocking. Returns whether nothing is left; nothing is when the reader is
+        dead."""
         if self._messages:
             self._unsent += _framed(self._messages)
             self._messages = []

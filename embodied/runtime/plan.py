@@ -75,7 +75,7 @@ def train_plan(
 
 @dataclass(frozen=True)
 class StartOrder:
-    """Order in which starts are used.
+    """The order in which trainings go through their starts: shuffled or in sequence, pass after pass.
 
     Args:
         multiple: starts of a pass through all are a multiple of it; the rest is left out.
@@ -87,7 +87,7 @@ class StartOrder:
     multiple: int = 1
 
     def used(self, pairs: int) -> int:
-        """Returns the number of starts that a pass uses. Raises :class:`ConfigError` if none."""
+        """Returns how many of ``pairs`` starts a pass uses. Raises :class:`ConfigError` if none."""
         if not (used := pairs - pairs % self.multiple):
             raise ConfigError(
                 f"data.drop_last leaves out all {pairs} starts: an iteration takes {self.multiple}",
@@ -96,13 +96,13 @@ class StartOrder:
         return used
 
     def pair(self, index: int, pairs: int) -> int:
-        """The start at a place of the endless sequence."""
+        """Returns the start, out of ``pairs``, at place ``index`` of the endless sequence."""
         epoch, position = divmod(index, self.used(pairs))
         return int(_shuffled(pairs, self.seed, epoch, self.sampling_round)[position]) if self.shuffle else position
 
 
 def states_of_training(spec: EnvSpec, held_out: int) -> list[int]:
-    """Returns the number of initial states of each task, the first ones, that training starts from."""
+    """Counts the initial states of each task that training starts from: all but the last ``held_out``."""
     return [states if states == 1 else states - held_out for states in spec.num_init_states]
 
 
@@ -143,8 +143,8 @@ def eval_plan(
 
 
 def under_conditions(plan: Sequence[Episode], conditions: Sequence[Condition]) -> list[Episode]:
-    """The plan of an evaluation, then all of its episodes once more under each condition. The episodes of the plan stay
-    as they are, and what perturbs a start is drawn from the same numbers under each condition."""
+    """Extends the plan of an evaluation: all of its episodes once more under each condition. The episodes of the plan
+    stay as they are, and what perturbs a start is drawn from the same numbers under each condition."""
     found = list(plan)
     for number, condition in enumerate(conditions, start=1):
         for position, episode in enumerate(plan):
@@ -156,7 +156,7 @@ def under_conditions(plan: Sequence[Episode], conditions: Sequence[Condition]) -
 def randomised(
     plan: Sequence[Episode], conditions: Sequence[Condition], unperturbed: float, seed: int
 ) -> list[Episode]:
-    """The plan of a training, with a condition for each group: its episodes share it and what it draws, because their
+    """Draws a perturbation for each group of a training plan: its episodes share it and what it draws, because their
     returns are compared. Which one is a function of ``seed`` and the group's number.
 
     Args:
@@ -173,7 +173,8 @@ def randomised(
 
 
 def with_videos(plan: Sequence[Episode], folder: Path, max_videos: int) -> list[Episode]:
-    """The plan with file names on up to ``max_videos`` episodes, spread evenly over it (so over the tasks)."""
+    """Gives up to ``max_videos`` episodes of a plan file names for videos, spread evenly over it (so over
+    the tasks)."""
     chosen = {int(i) for i in np.linspace(0, len(plan) - 1, min(max_videos, len(plan))).round()}
     return [replace(e, video=str(folder / video_name(e))) if i in chosen else e for i, e in enumerate(plan)]
 
@@ -189,5 +190,5 @@ def video_name(episode: Episode) -> str:
 
 
 def noise(seed: int, stream: Stream, episode_id: int, t: int, declared: Noise) -> np.ndarray:
-    """The noise that one decision consumes: float32 [*declared.shape], a function of its arguments only."""
+    """Draws the noise of one decision: float32 [*declared.shape], a function of its arguments only."""
     return standard(generator(seed, stream, t, episode_id), declared.shape, declared.kind)

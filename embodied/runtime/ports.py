@@ -37,7 +37,7 @@ class Lost:
 
 
 def not_redone(what: str, lost: Lost) -> WorkerDiedError:
-    """The error for work that was lost with its worker and may not be redone (``EnvSpec.retry_safe``).
+    """Makes the error for lost work that may not be redone (``EnvSpec.retry_safe``).
 
     Args:
         what: e.g. "episode 7".

@@ -26,7 +26,7 @@ Task = tuple[int, Start]
 
 
 class Recorder:
-    """Lets experts try starts, one at a time in each slot.
+    """Records demonstrations: runs scripted experts from starts, one attempt at a time in each slot.
 
     Args:
         port: its workers have an :class:`embodied.runtime.worker.expert.ExpertJob`.
@@ -47,8 +47,8 @@ class Recorder:
         self._failures: Counter[int] = Counter()  # failures of workers, by the attempt that they were busy with
 
     def results(self, tasks: Iterator[Task]) -> Iterator[tuple[int, Recording | None]]:
-        """Yield ``(attempt, recording)`` of every task as it ends; the recording is None if the attempt failed.
-        One of another thing than what was asked for (:meth:`ExpertJob.mistaken`) has failed if the step limit ended it.
+        """Yields ``(attempt, recording)`` of every task as it ends; the recording is None if the attempt failed. A
+        deliberate mistake (:meth:`ExpertJob.mistaken`) has failed if the step limit ended it.
 
         Raises:
             WorkerError: a worker failed too often in a row, or an attempt has ended too many workers.

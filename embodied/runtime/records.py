@@ -18,7 +18,8 @@ from embodied.types import EpisodeResult, Lease
 
 
 class RecordStore:
-    """Leases the rows of ``slab``. One process leases them; the env workers only write where they are told to."""
+    """Leases the rows of ``slab`` to episodes. One process leases them; the env workers only write where they are told
+    to."""
 
     def __init__(self, slab: Slab) -> None:
         self.slab = slab
@@ -69,7 +70,7 @@ class RecordStore:
         self._free.append(lease.row)
 
     def keep(self, results: Iterable[EpisodeResult] = ()) -> None:
-        """Give back every row but those of ``results``.
+        """Gives back every leased row but those of ``results``.
 
         Raises:
             LookupError: a lease of ``results`` has ended before.
@@ -80,7 +81,7 @@ class RecordStore:
             self.give_back(lease)
 
     def check(self, leases: Iterable[Lease]) -> None:
-        """Make sure that rows still hold what they held when they were leased.
+        """Raises LookupError if a lease has ended, so that its row may hold another episode's record.
 
         Raises:
             LookupError: a lease has ended; its row is free, or another episode's.

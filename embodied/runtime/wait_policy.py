@@ -10,7 +10,8 @@ costs. Measured in ``benchmarks/busy_host.py``."""
 
 
 def cores_are_shared() -> None:
-    """Asks OpenMP, before torch loads it, to let threads sleep while they wait for others at a barrier.
+    """Asks OpenMP, before torch loads it, to let waiting threads sleep at barriers, because other processes
+    need the cores.
 
     By default they spin for milliseconds. Where another process takes a core, the thread that computes there is late at
     each of thousands of barriers, and the others burn their cores meanwhile. A policy that the user has set stays.

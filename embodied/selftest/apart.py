@@ -17,8 +17,8 @@ from embodied.runtime.pool.placement import egl_indices, render_environment, vis
 REFUSED = 3  # exit status: the last line of what was printed is an error as JSON
 
 
-def ask(module: str, what: str, file: Path, device: str) -> None:
-    """Runs ``python -m MODULE WHAT FILE``, which is to write the file (:func:`answer`).
+def ask(module: str, name: str, file: Path, device: str) -> None:
+    """Runs ``python -m MODULE WHAT FILE`` in a child process, which writes its result to the file (:func:`answer`).
 
     Args:
         device: that is tested: what draws or simulates on a GPU takes this one.
@@ -27,7 +27,7 @@ def ask(module: str, what: str, file: Path, device: str) -> None:
         EmbodiedError: what was refused there, or how the process ended; what it printed goes to standard error.
     """
     done = subprocess.run(
-        [sys.executable, "-m", module, what, str(file)], capture_output=True, text=True, encoding="utf-8",
+        [sys.executable, "-m", module, name, str(file)], capture_output=True, text=True, encoding="utf-8",
         errors="replace", env={**os.environ, **placed(device, visible_gpus())},
     )  # fmt: skip
     lines = done.stderr.strip().splitlines()
@@ -39,13 +39,13 @@ def ask(module: str, what: str, file: Path, device: str) -> None:
     if done.returncode or not file.exists():
         print(done.stdout[-2000:], done.stderr[-4000:], sep="\n", file=sys.stderr)
         raise WorkerDiedError(
-            f"the process for {what} {how_it_ended(done.returncode)}: {lines[-1] if lines else 'no word'}",
-            f"see all that it says: python -m {module} {what} /tmp/{file.name}",
+            f"the process for {name} {how_it_ended(done.returncode)}: {lines[-1] if lines else 'no word'}",
+            f"see all that it says: python -m {module} {name} /tmp/{file.name}",
         )
 
 
 def placed(device: str, gpus: Sequence[int]) -> dict[str, str]:
-    """Returns the variables by which an env's process finds a GPU (:mod:`embodied.runtime.pool.placement`).
+    """Returns the environment variables by which an env's process finds a GPU (:mod:`embodied.runtime.pool.placement`).
 
     Args:
         gpus: those that this process may use, as nvidia-smi counts.
@@ -57,7 +57,7 @@ def placed(device: str, gpus: Sequence[int]) -> dict[str, str]:
 
 
 def answer(work: Callable[[str, Path], None], argv: Sequence[str]) -> int:
-    """Does the work of such a process; returns its exit status."""
+    """Runs ``work`` in the child process that :func:`ask` started; returns its exit status."""
     try:
         work(argv[0], Path(argv[1]))
     except EmbodiedError as error:

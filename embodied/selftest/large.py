@@ -7,7 +7,7 @@ import torch
 from embodied.parallel.group import Group
 from embodied.run.build.policy import device_of, make_policy, sampling
 from embodied.selftest.place import Place
-from embodied.selftest.policies import Made, configured, exact_arithmetic, use
+from embodied.selftest.policies import BuiltPolicy, configured, exact_arithmetic, use
 
 LARGE = (
     "env=selftest_large", "env.train.max_episode_steps=8", "env.eval.max_episode_steps=8", "model=openvla_oft",
@@ -18,7 +18,7 @@ LEAST = 20 * 2**30  # bytes that are free of the smallest GPU that experiment=li
 
 
 def lacks_room(place: Place) -> str:
-    """Says why the device cannot hold the policy and learn; empty if it can."""
+    """Says why the device has too little memory for training the 7B policy; empty if it has enough."""
     if not place.on_gpu:
         return "a network of 7B parameters is for a GPU, and the device is cpu"
     torch.cuda.empty_cache()  # gives freed memory back to the device
@@ -28,8 +28,8 @@ def lacks_room(place: Place) -> str:
     return ""
 
 
-def built(place: Place, keys: tuple[str, ...]) -> Made:
-    """Builds a policy whose random weights are drawn where they stay."""
+def built(place: Place, keys: tuple[str, ...]) -> BuiltPolicy:
+    """Builds the 7B policy, whose random weights are drawn on the device."""
     exact_arithmetic()
     use(place.device)
     config, sides = configured(place.device, *keys)
@@ -38,4 +38,4 @@ def built(place: Place, keys: tuple[str, ...]) -> Made:
         policy = make_policy(config, device)
     policy.bind(env)
     algorithm = config.algorithm
-    return Made(config, env, policy, device, sampling(algorithm.sampling_params, algorithm.logprob_dtype))
+    return BuiltPolicy(config, env, policy, device, sampling(algorithm.sampling_params, algorithm.logprob_dtype))

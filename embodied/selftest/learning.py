@@ -12,13 +12,13 @@ from torch.distributed.tensor import DTensor
 from embodied.learn.step.engine import StepEngine
 from embodied.learn.watch import unwatched
 from embodied.parallel.sharding import Parallel
-from embodied.selftest.policies import Made, Question, there
+from embodied.selftest.policies import BuiltPolicy, Question, to_device
 from embodied.types import Evaluation, PolicySpec
 
 
 @dataclass(frozen=True)
-class Learned:
-    """One optimizer step, on the CPU."""
+class LearnedStep:
+    """Results of one optimizer step, copied to the CPU: loss, gradients, weights, log-probs afterwards."""
 
     loss: float
     gradients: Mapping[str, Tensor]  # unclipped
@@ -26,23 +26,23 @@ class Learned:
     after: Evaluation  # evaluates the same records after the step
 
 
-def decide(made: Made, asked: Question) -> dict[str, Tensor]:
-    """Answers a question on the policy's device; returns the decision on the CPU."""
-    here = asked.on(made.device)
+def decide(built: BuiltPolicy, question: Question) -> dict[str, Tensor]:
+    """Has the policy act on observations, on its device; returns the decision on the CPU."""
+    here = question.on(built.device)
     with torch.inference_mode():
-        fields = made.policy.act(here.obs, here.noise, made.drawn).fields
+        fields = built.policy.act(here.obs, here.noise, built.drawn).fields
     return {name: values.cpu().clone() for name, values in fields.items()}
 
 
-def evaluate(made: Made, records: Mapping[str, Tensor]) -> Evaluation:
-    """Evaluates records on the policy's device, without gradients; returns what it found on the CPU."""
+def evaluate(built: BuiltPolicy, records: Mapping[str, Tensor]) -> Evaluation:
+    """Evaluates records on the policy's device, without gradients; returns the result on the CPU."""
     with torch.no_grad():
-        found = made.policy.evaluate(there(records, made.device), made.drawn)
+        found = built.policy.evaluate(to_device(records, built.device), built.drawn)
     return _on_cpu(found)
 
 
-def learn(made: Made, records: Mapping[str, Tensor], engine: StepEngine | None = None) -> Learned:
-    """Makes one optimizer step on records (:func:`step`), and looks at everything.
+def learn(built: BuiltPolicy, records: Mapping[str, Tensor], engine: StepEngine | None = None) -> LearnedStep:
+    """Makes one optimizer step on records (:func:`step`), and copies what it computed.
 
     Args:
         engine: whose step it is, for several steps; None = a new one.
@@ -50,34 +50,35 @@ def learn(made: Made, records: Mapping[str, Tensor], engine: StepEngine | None =
     gradients = dict[str, Tensor]()
 
     def look() -> bool:
-        for name, parameter in made.policy.named_parameters():
+        for name, parameter in built.policy.named_parameters():
             if parameter.grad is not None:
                 gradients[name] = _whole(parameter.grad).clone()
         return True
 
-    loss = step(made, there(records, made.device), engine or engine_of(made), look)
-    return Learned(loss, gradients, trained(made), evaluate(made, records))
+    loss = step(built, to_device(records, built.device), engine or engine_of(built), look)
+    return LearnedStep(loss, gradients, trained(built), evaluate(built, records))
 
 
-def trained(made: Made) -> dict[str, Tensor]:
-    """Copies the weights that are trained to the CPU, by name."""
-    return {n: _whole(p.detach()).clone() for n, p in made.policy.named_parameters() if p.requires_grad}
+def trained(built: BuiltPolicy) -> dict[str, Tensor]:
+    """Copies the trained weights to the CPU, by name."""
+    return {n: _whole(p.detach()).clone() for n, p in built.policy.named_parameters() if p.requires_grad}
 
 
 def step(
-    made: Made, records: Mapping[str, Tensor], engine: StepEngine, look: Callable[[], bool] = lambda: True
+    built: BuiltPolicy, records: Mapping[str, Tensor], engine: StepEngine,
+    before_step: Callable[[], bool] = lambda: True,
 ) -> float:  # fmt: skip
-    """Makes one optimizer step on records, in one pass, with numbers from −1 to 1 in place of advantages; its loss.
+    """Makes one optimizer step on records, in one pass, with numbers from −1 to 1 as advantages; returns the loss.
 
     Args:
-        look: called when the gradients are there, before they are clipped.
+        before_step: called when the gradients are there, before they are clipped.
     """
-    here, rows = there(records, made.device), len(records["logprobs"])
-    used = counted(made.policy.spec, here)
-    advantages = torch.linspace(-1, 1, rows + 1, device=made.device)[1:]
+    here, rows = to_device(records, built.device), len(records["logprobs"])
+    used = counted(built.policy.spec, here)
+    advantages = torch.linspace(-1, 1, rows + 1, device=built.device)[1:]
 
     def backward(part: Tensor) -> float:
-        found = made.policy.evaluate(here, made.drawn)
+        found = built.policy.evaluate(here, built.drawn)
         loss = -(advantages[:, None] * found.logprobs.flatten(1) * used).sum() / used.sum()
         if found.value is not None:
             loss = loss + found.value.square().mean()
@@ -85,16 +86,16 @@ def step(
         return loss.item()
 
     with unwatched("update", rows) as passed:
-        return engine.take([torch.arange(rows)], passed, backward, hook=look).loss
+        return engine.take([torch.arange(rows)], passed, backward, before_clip=before_step).loss
 
 
-def engine_of(made: Made, parallel: Parallel | None = None) -> StepEngine:
-    """Makes what a run makes its optimizer steps with."""
-    return StepEngine(made.policy, made.config.actor, parallel, iterations=10, max_bad_updates=1)
+def engine_of(built: BuiltPolicy, parallel: Parallel | None = None) -> StepEngine:
+    """Makes the optimizer-step engine that a training run would use."""
+    return StepEngine(built.policy, built.config.actor, parallel, iterations=10, max_bad_updates=1)
 
 
 def counted(spec: PolicySpec, records: Mapping[str, Tensor]) -> Tensor:
-    """Says which log-probs of records count: bool [B, n]."""
+    """Marks the log-probs of records that count, bool [B, n]: of texts those up to their length."""
     logprobs = records["logprobs"].flatten(1)
     if spec.elements.length_axis is None:
         return torch.ones_like(logprobs, dtype=torch.bool)
@@ -106,65 +107,66 @@ def tokens_of(spec: PolicySpec, fields: Mapping[str, Tensor]) -> Tensor:
     return fields["action_tokens" if spec.elements.length_axis is None else "tokens"].flatten(1)
 
 
-def same_so_far(spec: PolicySpec, one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Tensor:
-    """Marks tokens that two decisions share, bool [B, n]. Of texts those before the first that differs: what comes
-    behind answers something else."""
-    same = tokens_of(spec, one) == tokens_of(spec, other)
+def same_so_far(spec: PolicySpec, first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> Tensor:
+    """Marks tokens that two decisions share, bool [B, n]; of texts those before the first that differs, since what
+    comes behind answers something else."""
+    same = tokens_of(spec, first) == tokens_of(spec, second)
     if spec.elements.length_axis is None:
         return same
-    return (same.cumprod(1) > 0) & counted(spec, one) & counted(spec, other)
+    return (same.cumprod(1) > 0) & counted(spec, first) & counted(spec, second)
 
 
-def other_decisions(spec: PolicySpec, one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> tuple[int, int]:
-    """Counts where two answers to one question part: tokens of robots; of texts those whose tokens differ anywhere.
+def other_decisions(spec: PolicySpec, first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> tuple[int, int]:
+    """Counts differing decisions of two answers to the same observations, and all: tokens of robots; texts whose tokens
+    differ anywhere.
 
     Returns:
         how many, and of how many.
     """
-    differ = tokens_of(spec, one) != tokens_of(spec, other)
+    differ = tokens_of(spec, first) != tokens_of(spec, second)
     if spec.elements.length_axis is not None:
-        differ = differ.any(1) | (one["length"] != other["length"])
+        differ = differ.any(1) | (first["length"] != second["length"])
     return int(differ.sum()), differ.numel()
 
 
-def largest(one: Tensor, other: Tensor, where: Tensor | None = None) -> float:
-    """Returns the largest difference; NaN if there is one anywhere."""
-    gap = (one.double() - other.double()).abs().flatten(1 if where is not None else 0)
+def largest(first: Tensor, second: Tensor, where: Tensor | None = None) -> float:
+    """Computes the largest absolute difference of two tensors; NaN if there is one anywhere."""
+    gap = (first.double() - second.double()).abs().flatten(1 if where is not None else 0)
     gap = gap if where is None else gap[where]
     return float(gap.max()) if gap.numel() else float("nan")
 
 
-def rms(one: Tensor, other: Tensor, where: Tensor) -> float:
-    """Returns the root of the mean square of differences."""
-    gap = (one.double() - other.double()).flatten(1)[where]
+def rms(first: Tensor, second: Tensor, where: Tensor) -> float:
+    """Computes the root mean square of two tensors' differences."""
+    gap = (first.double() - second.double()).flatten(1)[where]
     return float(gap.square().mean().sqrt())
 
 
-def relative(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
-    """Returns the 2-norm of the difference over that of ``other``; NaN if the names are not the same."""
-    if one.keys() != other.keys():
+def relative(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
+    """Computes the 2-norm of two sets' difference over that of ``second``; NaN if the names are not the same."""
+    if first.keys() != second.keys():
         return float("nan")
-    apart = sum(float((one[name].double() - other[name].double()).square().sum()) for name in other)
-    whole = sum(float(values.double().square().sum()) for values in other.values())
+    apart = sum(float((first[name].double() - second[name].double()).square().sum()) for name in second)
+    whole = sum(float(values.double().square().sum()) for values in second.values())
     return (apart / whole) ** 0.5 if whole else float("nan")
 
 
-def unequal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> int:
-    """Counts tensors that differ in a bit, or that one of the two has not."""
-    names = one.keys() | other.keys()
-    return sum(name not in one or name not in other or not same_bits(one[name], other[name]) for name in names)
+def unequal(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> int:
+    """Counts the tensors that differ in a bit between two sets, or that one of them lacks."""
+    names = first.keys() | second.keys()
+    return sum(name not in first or name not in second or not same_bits(first[name], second[name]) for name in names)
 
 
-def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have the same type, shape and bits; those of NaN count, too."""
-    if one.dtype != other.dtype or one.shape != other.shape:
+def same_bits(first: Tensor, second: Tensor) -> bool:
+    """Returns whether two tensors have the same type, shape and bits; those of NaN count, too."""
+    if first.dtype != second.dtype or first.shape != second.shape:
         return False
-    return torch.equal(*(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for t in (one, other)))
+    return torch.equal(*(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8) for t in (first, second)))
 
 
-def fields_of(found: Evaluation) -> dict[str, Tensor]:
-    """Returns what an evaluation found, by name."""
-    named = {"logprobs": found.logprobs, "entropy": found.entropy, "value": found.value}
+def fields_of(evaluation: Evaluation) -> dict[str, Tensor]:
+    """Returns the tensors of a policy's evaluation by name: log-probs, entropy, value."""
+    named = {"logprobs": evaluation.logprobs, "entropy": evaluation.entropy, "value": evaluation.value}
     return {name: values for name, values in named.items() if values is not None}
 
 

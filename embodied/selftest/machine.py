@@ -37,7 +37,7 @@ def shows_gpu() -> bool:
 
 
 def of_command() -> dict[str, Any]:
-    """Returns what needs no torch."""
+    """Returns the facts on this machine that need no torch."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "embodied": __version__, "commit": commit_of_checkout() or None,
@@ -57,7 +57,7 @@ def packages() -> Mapping[str, str]:
 
 
 def machine(place: Place) -> Iterator[Measured]:
-    """Yields what torch says of itself and of the device.
+    """Yields what torch reports of itself and of the device.
 
     Raises:
         NotRun: torch finds no such device.

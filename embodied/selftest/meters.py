@@ -15,7 +15,7 @@ from embodied.lib.memory import trim
 
 
 def seconds_of(call: Callable[[], Any], count: int, device: torch.device) -> float:
-    """Returns the seconds of so many calls, with what the device does of them."""
+    """Times ``count`` calls, with the work that they leave to the device; returns seconds."""
     wait(device)
     started = time.perf_counter()
     for _ in range(count):
@@ -25,14 +25,15 @@ def seconds_of(call: Callable[[], Any], count: int, device: torch.device) -> flo
 
 
 def wait(device: torch.device) -> None:
-    """Waits for what a GPU has been given to do."""
+    """Waits until a GPU has finished its queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 @contextmanager
 def peak_memory(device: torch.device) -> Iterator[list[float]]:
-    """Yields a list that holds the peak in bytes afterwards: of torch's tensors on a GPU, of the process on a CPU."""
+    """Context that measures peak memory: yields a list that afterwards holds the peak in bytes, of torch's tensors on a
+    GPU, of the process on a CPU."""
     peak: list[float] = []
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -14,7 +14,7 @@ SHOWN = ("memory", "throughput")  # parts whose figures stand in the terminal, t
 
 
 def html(plain: Mapping[str, Any]) -> str:
-    """Returns the page of an object of :func:`embodied.selftest.record.as_plain`."""
+    """Renders the self-test's HTML page from the JSON object of :func:`embodied.selftest.record.as_plain`."""
     from jinja2 import Environment, StrictUndefined  # torch brings it along
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -24,7 +24,7 @@ def html(plain: Mapping[str, Any]) -> str:
 
 
 def number(value: float | int | str) -> str:
-    """Says a number for a person.
+    """Formats a number for a person.
 
     >>> number(0.000123456), number(1234567), number("osmesa")
     ('0.0001235', '1,234,567', 'osmesa')
@@ -33,7 +33,8 @@ def number(value: float | int | str) -> str:
 
 
 def line(result: Result) -> list[str]:
-    """Returns the lines of a part: one, and one for each thing that does not hold or that is a figure to be read."""
+    """Formats the result of a part: a line for it, and one for each measurement that does not hold or that is a figure
+    to be read."""
     counted = sum(bool(one.allowed) for one in result.measured)
     said = result.reason or f"{counted} compared"
     found = [f"{result.status:8} {result.name:12} {result.seconds:7.1f} s  {said}"]
@@ -47,7 +48,7 @@ def line(result: Result) -> list[str]:
     return found
 
 
-def measured(one: Measured) -> str:
-    """Returns what was measured as a text."""
-    text = f"{one.what}: {number(one.found)}{f' {one.unit}' if one.unit else ''}"
-    return f"{text} (allowed: {one.allowed})" if one.allowed else text
+def measured(measurement: Measured) -> str:
+    """Formats a measurement as text."""
+    text = f"{measurement.what}: {number(measurement.found)}{f' {measurement.unit}' if measurement.unit else ''}"
+    return f"{text} (allowed: {measurement.allowed})" if measurement.allowed else text

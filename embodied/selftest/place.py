@@ -10,7 +10,7 @@ from embodied.selftest.measured import NotRun
 
 @dataclass(frozen=True)
 class Place:
-    """The device that is tested, and a folder for the files of one part alone."""
+    """Where a part of the self-test runs: the device, and a folder for its files."""
 
     device: str  # cpu, cuda or cuda:1
     folder: Path

@@ -45,8 +45,8 @@ SUMS = ("7+2-9=", "3-3+8+1=", "12=", "5+5-1+4-2+6=")
 
 
 @dataclass(frozen=True)
-class Made:
-    """A policy on its device, bound to its env."""
+class BuiltPolicy:
+    """A policy on its device, bound to its env, with the configuration that built it."""
 
     config: Config
     env: EnvSpec
@@ -62,34 +62,37 @@ class Made:
 
 @dataclass(frozen=True)
 class Question:
-    """Observations of B rows and the noise of their decisions, on the CPU."""
+    """Observations of B rows and the noise of their decisions, on the CPU, to ask policies."""
 
     obs: Mapping[str, Tensor]
     noise: Tensor
 
     def on(self, device: torch.device) -> Question:
         """Returns the same on a device."""
-        return Question(there(self.obs, device), self.noise.to(device))
+        return Question(to_device(self.obs, device), self.noise.to(device))
 
 
 def configured(device: str, *overrides: str) -> tuple[Config, Sides]:
-    """Composes and checks a configuration of the self-test; returns it with its envs."""
+    """Composes and checks a configuration of the self-test; returns it with the envs."""
     checked = check(compose([*COMMON, f"runner.device={device}", *overrides], "train", [FOLDER]), Group())
     return checked.config, checked.sides
 
 
-def made(device: str, *overrides: str) -> Made:
-    """Builds a policy. Equal overrides give equal weights on every device: they are drawn on the CPU."""
+def built_policy(device: str, *overrides: str) -> BuiltPolicy:
+    """Builds a policy of the self-test. Equal overrides give equal weights on every device: they are drawn
+    on the CPU."""
     exact_arithmetic()
     use(device)
     config, sides = configured(device, *overrides)
     policy, found = build_policy(config, Group(), sides)
     algorithm = config.algorithm
-    return Made(config, sides.train.spec, policy, found, sampling(algorithm.sampling_params, algorithm.logprob_dtype))
+    return BuiltPolicy(
+        config, sides.train.spec, policy, found, sampling(algorithm.sampling_params, algorithm.logprob_dtype)
+    )
 
 
 def use(device: str) -> None:
-    """Makes one of several GPUs that of all calls that name none, such as the capture of a graph."""
+    """Selects the current GPU, which calls that name none use, such as the capture of a graph."""
     if (index := torch.device(device).index) is not None:
         torch.cuda.set_device(index)
 
@@ -100,9 +103,9 @@ def exact_arithmetic() -> None:
     torch.backends.cudnn.allow_tf32 = False
 
 
-def question(made: Made, rows: int, seed: int = 0) -> Question:
-    """Draws observations of the policy's env, and noise: a function of the arguments alone."""
-    env, random = made.env, np.random.default_rng(seed)
+def question(built: BuiltPolicy, rows: int, seed: int = 0) -> Question:
+    """Draws random observations of the policy's env, and noise: a function of the arguments alone."""
+    env, random = built.env, np.random.default_rng(seed)
     obs: dict[str, Tensor] = {}
     for name, field in env.obs.items():
         if name not in instructions.fields_of(env):
@@ -112,12 +115,12 @@ def question(made: Made, rows: int, seed: int = 0) -> Question:
         else:
             values = random.standard_normal((rows, *field.shape)).astype(field.dtype)
         obs[name] = torch.from_numpy(values)
-    texts = env.tasks if made.policy.spec.elements.length_axis is None else SUMS
-    obs |= made.policy.encode_instructions([texts[row % len(texts)] for row in range(rows)])
-    drawn = [noise(seed, Stream.TRAIN_NOISE, row, 0, made.policy.spec.noise) for row in range(rows)]
+    texts = env.tasks if built.policy.spec.elements.length_axis is None else SUMS
+    obs |= built.policy.encode_instructions([texts[row % len(texts)] for row in range(rows)])
+    drawn = [noise(seed, Stream.TRAIN_NOISE, row, 0, built.policy.spec.noise) for row in range(rows)]
     return Question({name: values.cpu() for name, values in obs.items()}, torch.from_numpy(np.stack(drawn)))
 
 
-def there(fields: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Copies fields to a device."""
+def to_device(fields: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Copies named tensors to a device."""
     return {name: values.to(device) for name, values in fields.items()}

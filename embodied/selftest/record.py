@@ -18,12 +18,12 @@ JSON, HTML = "selftest.json", "selftest.html"
 
 
 def as_plain(
-    asked: Mapping[str, Any], machine: Mapping[str, Any], results: Sequence[Result], seconds: float, ended: str
+    options: Mapping[str, Any], machine: Mapping[str, Any], results: Sequence[Result], seconds: float, ended: str
 ) -> dict[str, Any]:
-    """Returns an object of JSON.
+    """Makes the JSON object of a self-test's report.
 
     Args:
-        asked: device, minutes, parts.
+        options: device, minutes, parts.
         ended: ``complete``, ``running``, ``interrupted``, or ``refused``: no part began.
     """
     parts = [{**asdict(one), "meaning": PARTS[one.name].meaning} for one in results]
@@ -31,7 +31,7 @@ def as_plain(
     status = "failed" if counts["failed"] else "passed" if counts["passed"] else "not run"
     return {
         "format": FORMAT, "status": status, "ended": ended, "counts": counts, "seconds": round(seconds, 1),
-        "asked": dict(asked), "machine": dict(machine), "parts": parts,
+        "asked": dict(options), "machine": dict(machine), "parts": parts,
     }  # fmt: skip
 
 
@@ -45,5 +45,5 @@ def write(file: Path, text: str) -> None:
 
 
 def as_text(plain: Mapping[str, Any]) -> str:
-    """Returns the JSON."""
+    """Formats the JSON object of a self-test's report as text."""
     return json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False) + "\n"

@@ -39,7 +39,7 @@ OTHER_CHARACTERS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|[^\n\t\x20-\x7e\xa0-\U
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a part."""
+    """The result of a self-test's part: passed, failed or not run, with its measurements."""
 
     name: str
     status: Status
@@ -53,7 +53,7 @@ class Result:
 
 @dataclass
 class Lines:
-    """What a part has written so far (:mod:`embodied.selftest.child`)."""
+    """The lines that a part's child process has written so far (:mod:`embodied.selftest.child`)."""
 
     measured: list[Measured] = field(default_factory=list)
     not_run: str | None = None
@@ -63,7 +63,7 @@ class Lines:
 
 
 class Runner:
-    """Runs parts on a device.
+    """Runs parts of the self-test on a device, each in a child process.
 
     Args:
         minutes: for all of them.
@@ -78,7 +78,8 @@ class Runner:
         self._processes, self._label = Processes(), uuid.uuid4().hex
 
     def run_all(self, parts: Sequence[Part], done: Callable[[Result], None]) -> None:
-        """Runs parts in order and hands each result over; of an interrupt also the results of those that were not run.
+        """Runs parts in order and hands each result to ``done``; after an interrupt also the results of those that were
+        not run.
 
         Raises:
             KeyboardInterrupt: when all is ended and handed over.
@@ -97,7 +98,7 @@ class Runner:
             end_left(self._label)
 
     def run(self, part: Part) -> Result:
-        """Runs one part, and ends whatever it has started."""
+        """Runs one part in a child process, and ends whatever it has started."""
         left_s = self._until - time.monotonic()
         if left_s < LEAST_S:
             return self._result(part, "not run", f"no time left of {self._minutes:g} minutes")
@@ -156,7 +157,7 @@ def _shorten(log: Path) -> None:
 
 
 def read(file: Path) -> Lines:
-    """Reads what a part has written; a last line that was cut off is left out."""
+    """Reads the file that a part's child process writes its results into; a last line that was cut off is left out."""
     found = Lines()
     for line in _complete(file):
         try:
@@ -186,7 +187,7 @@ def _complete(file: Path) -> Iterator[str]:
 
 
 def judged(lines: Lines, code: int | None, limit_s: float, last: bool) -> tuple[Status, str]:
-    """Says what became of a part, and why.
+    """Decides whether a part has passed, failed or was not run, and why.
 
     Args:
         code: exit status; None = it was ended at its limit.

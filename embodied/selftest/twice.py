@@ -13,27 +13,29 @@ GRADIENT = 1e-4  # tolerance, relative to the norm: float32 sums in another orde
 MOVED = 0.05  # of the norm of what was learned: Adam's first step takes the sign also of a gradient that is rounding
 
 
-def gradients(what: str, one: Mapping[str, Tensor], other: Mapping[str, Tensor], on_gpu: bool) -> Iterator[Measured]:
-    """Yields whether two backward passes are one: on a CPU bit by bit, on a GPU, whose attention adds up gradients in
-    any order, within rounding."""
-    yield from _same(what, one, other, on_gpu)
+def gradients(
+    label: str, first: Mapping[str, Tensor], second: Mapping[str, Tensor], on_gpu: bool
+) -> Iterator[Measured]:
+    """Measures whether the gradients of two equal backward passes are the same: on a CPU bit by bit, on a GPU, whose
+    attention adds up gradients in any order, within rounding."""
+    yield from _same(label, first, second, on_gpu)
     if on_gpu:
-        yield at_most(f"{what}, apart, share of their norm", learning.relative(one, other), GRADIENT)
+        yield at_most(f"{label}, apart, share of their norm", learning.relative(first, second), GRADIENT)
 
 
 def weights(
-    what: str, one: Mapping[str, Tensor], other: Mapping[str, Tensor], began: Mapping[str, Tensor], on_gpu: bool
+    label: str, first: Mapping[str, Tensor], second: Mapping[str, Tensor], began: Mapping[str, Tensor], on_gpu: bool
 ) -> Iterator[Measured]:
-    """Yields whether two trainings that began alike are one, as :func:`gradients` does."""
-    yield from _same(what, one, other, on_gpu)
+    """Measures whether two trainings that began alike end with the same weights, as :func:`gradients` does."""
+    yield from _same(label, first, second, on_gpu)
     if on_gpu:
-        gap = learning.relative(*({name: v - began[name] for name, v in side.items()} for side in (one, other)))
-        yield at_most(f"{what}, apart, share of what was learned", gap, MOVED)
+        gap = learning.relative(*({name: v - began[name] for name, v in side.items()} for side in (first, second)))
+        yield at_most(f"{label}, apart, share of what was learned", gap, MOVED)
 
 
-def _same(what: str, one: Mapping[str, Tensor], other: Mapping[str, Tensor], on_gpu: bool) -> Iterator[Measured]:
-    differ = learning.unequal(one, other)
+def _same(name: str, first: Mapping[str, Tensor], second: Mapping[str, Tensor], on_gpu: bool) -> Iterator[Measured]:
+    differ = learning.unequal(first, second)
     if on_gpu:
-        yield figure(f"{what}, tensors that differ in a bit", differ, f"of {len(other)}")
+        yield figure(f"{name}, tensors that differ in a bit", differ, f"of {len(second)}")
     else:
-        yield none_of(f"{what}, tensors that differ", differ, len(other))
+        yield none_of(f"{name}, tensors that differ", differ, len(second))

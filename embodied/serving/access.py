@@ -61,7 +61,7 @@ def check_host(host: str, token: str | None) -> None:
 
 
 def tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
-    """The context of a server's TLS; None without a certificate.
+    """Makes the TLS context of a server; None without a certificate.
 
     Raises:
         ConfigError: one of the two is missing, or they cannot be used.

@@ -16,7 +16,7 @@ SPARE = 16  # connections beyond the limit that are told so; any more are cut
 
 
 class Connections:
-    """All connections of a server."""
+    """Counts and limits the open connections of a server."""
 
     def __init__(self, limits: ServerLimits, metrics: Metrics) -> None:
         self.limits, self._metrics = limits, metrics
@@ -29,17 +29,17 @@ class Connections:
         return lambda: _Guarded(self, make())
 
     def speaks(self, transport: asyncio.BaseTransport | None) -> None:
-        """Call when a request of this connection has begun: from now on other limits watch it."""
+        """Notes that a request of this connection has begun: from now on other limits watch it."""
         if transport is not None and (timer := self._silent.pop(transport, None)):
             timer.cancel()
 
     def has_place(self, transport: asyncio.BaseTransport | None) -> bool:
-        """Returns whether the requests of this connection are answered."""
+        """Returns whether the connection has a place, so that its requests are answered."""
         return transport not in self._without_place
 
     def take(self, address: str, transport: asyncio.Transport) -> bool:
-        """Takes a place for a new connection, or else a spare one in which it is told that there is none. Returns
-        False if it is to be cut."""
+        """Takes a place for a new connection, or else a spare one over which it is refused. Returns False if it is to
+        be cut."""
         if not self._places.take(address):
             self._metrics.refused_connections.labels("too many").inc()
             if len(self._without_place) >= SPARE:

@@ -22,14 +22,14 @@ from embodied.serving.wire.requests import QuestionReader
 
 
 class Conversation(Protocol):
-    """A connection that stays open from one request to the next."""
+    """Interface of a connection that stays open from one request to the next."""
 
     def leave(self) -> None:
         """Close the connection because the server ends; if an answer is under way, after it."""
 
 
 class Host(Protocol):
-    """The server, as a protocol uses it."""
+    """Interface of the policy server, as the wire protocols use it."""
 
     service: Service
     reader: QuestionReader
@@ -45,25 +45,25 @@ class Host(Protocol):
     conversations: set[Conversation]  # open now
 
     async def decoded(self, read: Callable[..., Any], *arguments: Any) -> Any:
-        """Read a request in a thread of its own kind: pictures take milliseconds."""
+        """Runs ``read(*arguments)`` in a decoder thread: pictures take milliseconds."""
 
     def answered(self, protocol: str, came: float) -> None:
-        """Count a request that got its actions, and had come at that time of the event loop's clock."""
+        """Counts a request that got its actions; ``came`` is its arrival on the event loop's clock."""
 
     def failed(self, error: EmbodiedError) -> dict[str, str]:
-        """Count an error (RequestError or WireError); returns it as clients get it."""
+        """Counts an error (RequestError or WireError); returns it as clients get it."""
         ...
 
     def begins(self) -> None:
-        """Count a request that has come: draining waits for it."""
+        """Counts a request that has come: draining waits for it."""
 
     def ends(self) -> None:
-        """Count off a request whose answer is sent, or whose client has gone."""
+        """Counts off a request whose answer is sent, or whose client has gone."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """A path of the server, with the protocol that is spoken there.
+    """An HTTP path of the policy server, with the handler of its protocol.
 
     Args:
         title: of the route, for people.

@@ -33,20 +33,20 @@ SECOND = ("observation/wrist_image", "observation/wrist_image_left")
 
 
 def camera(name: str) -> str:
-    """Returns the name of a camera's picture."""
+    """Returns the name by which requests fill a camera's picture: ``images/NAME``."""
     return f"{IMAGES}/{name}"
 
 
 def fillable(env: EnvSpec) -> list[str]:
-    """Lists everything that a key may fill."""
+    """Lists everything of an observation that a key of a request may fill."""
     return [PROMPT, *fields_of(env), *map(camera, env.cameras)]
 
 
-def keys_of(env: EnvSpec, more: Mapping[str, str]) -> dict[str, str]:
-    """Maps each key of a request to what it fills.
+def keys_of(env: EnvSpec, renamed: Mapping[str, str]) -> dict[str, str]:
+    """Maps each key of a request to what of an observation it fills.
 
     Args:
-        more: keys of the user's own.
+        renamed: keys of the user's own.
 
     Raises:
         UnknownNameError: one of them fills something that the env does not have.
@@ -57,10 +57,10 @@ def keys_of(env: EnvSpec, more: Mapping[str, str]) -> dict[str, str]:
         if number < len(env.cameras):
             known |= dict.fromkeys(names, camera(env.cameras[number]))
     known = {key: field for key, field in known.items() if field in own}
-    for field in more.values():
+    for field in renamed.values():
         if field not in own:
             raise unknown_name("field", field, own, "FIELD in --map KEY=FIELD")
-    return {**known, **own, **more}
+    return {**known, **own, **renamed}
 
 
 def parse(pairs: Sequence[str]) -> dict[str, str]:
@@ -75,6 +75,6 @@ def parse(pairs: Sequence[str]) -> dict[str, str]:
 
 
 def in_order(env: EnvSpec, keys: Mapping[str, str], got: Sequence[str]) -> dict[str, str]:
-    """Cameras for keys that have ``wrist`` in them and fill nothing yet: the second camera, the third, and so on."""
+    """Assigns the second camera, the third, and so on to unknown request keys that contain ``wrist``."""
     unknown = [key for key in got if key not in keys and "wrist" in key]
     return {key: camera(name) for key, name in zip(unknown, env.cameras[1:], strict=False)}

@@ -59,7 +59,7 @@ class Rate:
 
 
 class Places:
-    """Places for connections: a number in all, and a number for each address."""
+    """Counts taken places for connections: at most a number in all, and a number for each address."""
 
     def __init__(self, most: int, most_per_address: int) -> None:
         self._most, self._most_per_address = most, most_per_address
@@ -67,6 +67,7 @@ class Places:
 
     @property
     def taken(self) -> int:
+        """Number of places that are taken."""
         return self._taken.total()
 
     def take(self, address: str) -> bool:
@@ -77,5 +78,6 @@ class Places:
         return True
 
     def free(self, address: str) -> None:
+        """Gives a place back."""
         self._taken[address] -= 1
         self._taken += Counter()  # drops addresses without a connection

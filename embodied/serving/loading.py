@@ -35,7 +35,7 @@ class Loaded(NamedTuple):
 
 
 def load(folder: Path, device: torch.device | str = "cpu", trust: bool = False) -> Loaded:
-    """Returns the policy of a folder.
+    """Loads the policy of a checkpoint or of an exported folder, for serving.
 
     Args:
         trust: the folder may name whatever it likes to build its policy, and hold machine code.

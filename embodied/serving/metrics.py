@@ -44,13 +44,14 @@ METRICS: Mapping[str, str] = {
 """Names without the prefix, and what they count. docs/serving.md has the same table."""
 
 
-class Recent:
-    """Quantiles of the last latencies, worked out when they are asked for."""
+class RecentLatencies:
+    """Prometheus collector of the quantiles of the last latencies, computed when they are read."""
 
     def __init__(self) -> None:
         self.values: deque[float] = deque(maxlen=RECENT)
 
     def collect(self) -> Iterable[Any]:
+        """Yields the quantiles as Prometheus metrics."""
         family = GaugeMetricFamily(
             f"{PREFIX}latency_quantile_seconds", METRICS["latency_quantile_seconds"], labels=["quantile"]
         )
@@ -60,8 +61,9 @@ class Recent:
         yield family
 
 
-class Noted:
-    """Notes values, and counts them when the metrics are read: counting would slow requests down.
+class BufferedValues:
+    """Prometheus collector that buffers values, and counts them when the metrics are read: counting would slow requests
+    down.
 
     Args:
         most: values that may wait; above that, each new one works in the two oldest, so that no request waits for many.
@@ -78,7 +80,7 @@ class Noted:
             self._work_in(2)
 
     def collect(self) -> Iterable[Any]:
-        """Counts what was noted. The registry calls it before the metrics that were registered later."""
+        """Counts the buffered values. The registry calls it before the metrics that were registered later."""
         self._work_in(len(self._values))
         return ()
 
@@ -94,7 +96,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.note = Noted()
+        self.note = BufferedValues()
         self.registry.register(self.note)
         self.requests = self._make(Counter, "requests", ["protocol"])
         self._requests: dict[str, Any] = {}  # protocol → its counter
@@ -111,7 +113,7 @@ class Metrics:
         self.received_bytes = self._make(Counter, "received_bytes")
         self.client_delay_steps = self._make(Histogram, "client_delay_steps", buckets=(0, 1, 2, 3, 4, 5, 8, 12, 16, 25))
         self.ready = self._make(Gauge, "ready")
-        self._recent = Recent()
+        self._recent = RecentLatencies()
         self.registry.register(self._recent)
 
     def _make(self, kind: Callable[..., Any], name: str, labels: Iterable[str] = (), **options: Any) -> Any:
@@ -126,5 +128,5 @@ class Metrics:
         self._recent.values.append(seconds)
 
     def text(self) -> bytes:
-        """All metrics in the text format of Prometheus."""
+        """Formats all metrics in the text format of Prometheus."""
         return generate_latest(self.registry)

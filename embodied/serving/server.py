@@ -77,7 +77,7 @@ class Server:
     # -- life --------------------------------------------------------------------------------------------------------
 
     async def start(self, host: str, port: int) -> int:
-        """Listen, and ask the policy once; returns the port, which the system chooses if ``port`` is 0.
+        """Starts to listen, and asks the policy once; returns the port, which the system chooses if ``port`` is 0.
 
         Raises:
             ConfigError: the address cannot be used.
@@ -112,7 +112,8 @@ class Server:
         return int(self._listening.sockets[0].getsockname()[1])
 
     async def drain(self) -> None:
-        """Take nothing new, answer what is under way (for ``drain_s`` at most), close all connections and end."""
+        """Shuts down: takes no more requests, answers those under way (for ``drain_s`` at most), closes all
+        connections."""
         self.ready = False
         self.metrics.ready.set(0)
         if self._listening is not None:
@@ -139,7 +140,7 @@ class Server:
     # -- what protocols call (host.py) ---------------------------------------------------------------------------------
 
     async def decoded(self, read: Callable[..., Any], *arguments: Any) -> Any:
-        """Read a request in a thread of its own kind: pictures take milliseconds."""
+        """Runs ``read(*arguments)`` in a decoder thread: pictures take milliseconds."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         found = await loop.run_in_executor(self._decoders, read, *arguments)
@@ -147,11 +148,11 @@ class Server:
         return found
 
     def answered(self, protocol: str, came: float) -> None:
-        """Count a request that got its actions, and had come at that time of the event loop's clock."""
+        """Counts a request that got its actions; ``came`` is its arrival on the event loop's clock."""
         self.metrics.answered(protocol, asyncio.get_running_loop().time() - came)
 
     def failed(self, error: EmbodiedError) -> dict[str, str]:
-        """Count an error (RequestError or WireError); returns it as clients get it."""
+        """Counts an error (RequestError or WireError); returns it as clients get it."""
         kind = error.kind if isinstance(error, RequestError) else "wire"
         self.metrics.errors.labels(kind).inc()
         return {"kind": kind, "message": error.message, "fix": error.remedy}

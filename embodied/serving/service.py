@@ -40,7 +40,7 @@ CLOSE_S = 5.0  # time limit for the policy's last call: nobody waits for its ans
 
 @dataclass(frozen=True)
 class Answer:
-    """The actions that answer a question, and what they took."""
+    """The actions that answer an observation, with the times that they took."""
 
     actions: np.ndarray  # actions of one record, as the env takes them: float32 [K, A], or int32 [K]
     infer_ms: float  # the policy's call
@@ -50,13 +50,14 @@ class Answer:
 
 @dataclass
 class Session:
-    """A client's series of requests; sampling noise goes on from one to the next."""
+    """A client's series of requests, whose sampling noise continues from one to the next."""
 
     number: int = 0
     asked: int = 0
 
     def next(self, number: int | None) -> tuple[int, int]:
-        """Counts a request; returns the place of its noise: requests before, session. A new number begins a session."""
+        """Counts a request; returns the key of its noise: requests before, session number. A new number begins a
+        session."""
         if number is not None and number != self.number:
             self.number, self.asked = number, 0
         self.asked += 1
@@ -67,13 +68,13 @@ Outcome = Answer | EmbodiedError
 
 
 class Ticket(ABC):
-    """A caller that waits for an answer."""
+    """Base class of a caller that waits for an answer of the policy."""
 
     gone = False  # nobody waits any more: what has not begun is not computed, and nothing is delivered
 
     @abstractmethod
     def deliver(self, outcome: Outcome) -> None:
-        """Gives the outcome to the caller. Called on the event loop."""
+        """Hands the answer, or its error, to the caller. Called on the event loop."""
 
 
 class _Awaited(Ticket):
@@ -95,7 +96,7 @@ class _Waiting:
 
 
 class Service:
-    """The policy behind a server.
+    """Runs the policy of a server: collects waiting observations into batches, in an inference thread.
 
     Args:
         policy: bound to ``env``, on ``device``.
@@ -157,13 +158,12 @@ class Service:
         return self._thread.is_alive()
 
     def waiting(self) -> list[_Waiting]:
-        """Requests that wait for the policy, without those of clients that have gone."""
+        """Lists the requests that wait for the policy, without those of clients that have gone."""
         with self._lock:
             return [waiting for waiting in self._waiting if not waiting.ticket.gone]
 
     def submit(self, question: Question, session: Session, ticket: Ticket) -> None:
-        """Ask for the actions for an observation, which the ticket gets. From any thread, but for one session from one
-        at a time.
+        """Queues an observation; the ticket gets its actions. From any thread, but for one session from one at a time.
 
         Raises:
             RequestError: too many requests wait.
@@ -184,7 +184,8 @@ class Service:
             self._bell.put(None)
 
     async def answer(self, question: Question, session: Session) -> Answer:
-        """Returns the actions for an observation. When the caller is cancelled, nothing is computed that has not begun.
+        """Computes the actions for an observation. When the caller is cancelled, nothing is computed that
+        has not begun.
 
         Raises:
             RequestError: too many requests wait, or the policy failed.
@@ -202,7 +203,7 @@ class Service:
         return outcome
 
     async def ready(self) -> None:
-        """Wait until the policy has been asked once for each size of a batch (:meth:`_warm_up`).
+        """Waits until the policy has run once for each size of a batch (:meth:`_warm_up`).
 
         Raises:
             RequestError: the policy failed.
@@ -212,7 +213,7 @@ class Service:
             raise error
 
     def close(self) -> None:
-        """End the inference thread after its present batch. What waits is not answered."""
+        """Ends the inference thread after its present batch. Queued requests are not answered."""
         self._ends = True
         self._bell.put(None)
         if self._thread.is_alive():
@@ -338,7 +339,7 @@ class Service:
 
 
 def empty(env: EnvSpec) -> Question:
-    """An observation of zeros, with the first task's instruction."""
+    """Makes an observation of zeros, with the first task's instruction, to warm the policy up."""
     fields = {name: np.zeros(env.obs[name].shape, env.obs[name].dtype) for name in fields_of(env) if name != IMAGES}
     shape = env.obs[IMAGES].shape if IMAGES in env.obs else (0,)
     pictures = [np.zeros(shape[1:], np.uint8)] * shape[0]

@@ -104,6 +104,7 @@ class FakePolicy(nn.Module):
         return {"task": task_rows(texts, self._tasks, self.task.num_embeddings)}
 
     def probe(self, obs: Mapping[str, Tensor]) -> Sequence[str]:
+        """Reports nothing: no part of this policy is left open."""
         return ()
 
     def act(self, obs: Mapping[str, Tensor], noise: Tensor, sampling: Sampling) -> Decision:
@@ -151,6 +152,7 @@ class FakePolicy(nn.Module):
         return {"action_tokens": (fraction * (self._bins - 1)).round().flatten(1).int()}
 
     def use_statistics(self, name: str, values: Mapping[str, Any]) -> None:
+        """Spreads the tokens over these ranges of actions from now on."""
         self._statistics = {"name": name, **values}
         if self._num_actions is not None:
             return
@@ -158,9 +160,11 @@ class FakePolicy(nn.Module):
         self.low, self.high = (torch.tensor(b, dtype=torch.float32, device=self.low.device) for b in bounds)
 
     def extra_state(self) -> Mapping[str, str]:
+        """Returns the ranges that a run has settled."""
         return {} if self._statistics is None else {"statistics": json.dumps(self._statistics)}
 
     def load_extra_state(self, found: Mapping[str, str]) -> None:
+        """Loads what :meth:`extra_state` returned."""
         if "statistics" in found:
             values = json.loads(found["statistics"])
             self.use_statistics(values.pop("name"), values)

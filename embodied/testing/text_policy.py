@@ -121,7 +121,7 @@ class FakeTextPolicy(nn.Module):
 
 
 class FakeDecoding:
-    """See :class:`embodied.protocols.Decoding`. A letter a step."""
+    """Decodes one letter a step in each lane (:class:`embodied.protocols.Decoding`)."""
 
     def __init__(self, policy: FakeTextPolicy, lanes: int) -> None:
         self._policy, self._sampling = policy, Sampling()
@@ -164,7 +164,7 @@ class FakeDecoding:
         return self._policy.value_head[obs["last"].long()]
 
     def widest_step(self) -> None:
-        """Takes nothing: letters are no tensors."""
+        """Does nothing: its letters take no memory that a dry run would count."""
 
     def end(self) -> None:
         self._made, self._whole = {}, set()

@@ -97,7 +97,8 @@ def run(config: Config, sides: Sides, console: Console) -> None:
 def measure_env(
     config: Config, side: ConfiguredEnv, policy: Policy, folder: Path
 ) -> tuple[EnvCost, dict[str, np.ndarray]]:  # fmt: skip
-    """Measures one worker with one slot: its start, resets to two starts of a task, chunks of random actions.
+    """Measures the cost of one env worker with one slot: its start, resets to two starts of a task, chunks of random
+    actions.
 
     Returns:
         its cost, and its last observation.
@@ -161,7 +162,7 @@ def _cpu_seconds(pid: int) -> float:
 def measure_policy(
     drawn: Sampling, env: EnvSpec, policy: Policy, device: torch.device, obs: Mapping[str, np.ndarray]
 ) -> dict[int, float]:
-    """Measures the seconds of a policy call by its rows: the median of at least three."""
+    """Measures the seconds of a policy call for several numbers of rows: rows → median of at least three."""
     import torch
 
     policy.bind(env)

@@ -83,21 +83,21 @@ def _arguments() -> argparse.ArgumentParser:
 # -- tables ----------------------------------------------------------------------------------------------------------
 
 
-def show(console: Console, evaluations: Sequence[WrittenEvaluation], found: Pairs) -> None:
+def show(console: Console, evaluations: Sequence[WrittenEvaluation], pairs: Pairs) -> None:
     """Prints which evaluations there are, then each comparison, and of several all in one table."""
     rows = [
         [letter, str(one.file), str(one.conditions.get("weights", "")), *(_not_run(one) or [])]
         for letter, one in zip(LETTERS, evaluations, strict=False)
     ]
     console.table("evaluations", rows)
-    for one in found.found:
+    for one in pairs.comparisons:
         _show(console, one)
-    for (first, second), error in found.refused:
+    for (first, second), error in pairs.refused:
         console.say(f"\n{LETTERS[second]} was not compared with {LETTERS[first]}: {error.message}")
-    if len(found.found) > 1:
+    if len(pairs.comparisons) > 1:
         head = ["pair", "difference", "95 % interval", "p", "by Holm", ""]
-        console.table("\nall pairs, over all tasks", [head, *(_summed_up(one) for one in found.found)])
-        console.say(chance(len(found.found)))
+        console.table("\nall pairs, over all tasks", [head, *(_summed_up(one) for one in pairs.comparisons)])
+        console.say(chance(len(pairs.comparisons)))
 
 
 def _summed_up(one: Comparison) -> list[str]:
@@ -138,34 +138,37 @@ def _short(value: Any) -> str:
 # -- JSON ------------------------------------------------------------------------------------------------------------
 
 
-def all_as_json(found: Pairs, count: int) -> dict[str, Any]:
-    """Returns every number of all pairs of ``count`` evaluations."""
-    whole: dict[str, Any] = {"comparisons": [as_json(one) for one in found.found]}
+def all_as_json(pairs: Pairs, count: int) -> dict[str, Any]:
+    """Converts all comparisons of ``count`` evaluations to JSON values."""
+    whole: dict[str, Any] = {"comparisons": [as_json(one) for one in pairs.comparisons]}
     if count > 2:
         whole["not_compared"] = [
             {"first": LETTERS[first], "second": LETTERS[second], "because": error.message}
-            for (first, second), error in found.refused
+            for (first, second), error in pairs.refused
         ]
     return whole
 
 
-def as_json(one: Comparison) -> dict[str, Any]:
-    """Returns every number of a comparison."""
+def as_json(comparison: Comparison) -> dict[str, Any]:
+    """Converts a comparison to JSON values."""
     sides = {
         name: {"name": side.name, "file": str(side.file), "weights": side.conditions.get("weights"),
                "starts": count, "not_run": side.not_run,
                "protocol": {key: side.protocol.get(key) for key in ("name", "hash")}}
-        for name, side, count in zip(("first", "second"), (one.first, one.second), one.starts, strict=True)
+        for name, side, count in zip(
+            ("first", "second"), (comparison.first, comparison.second), comparison.starts, strict=True
+        )
     }  # fmt: skip
-    low, high = one.over_tasks or (None, None)
+    low, high = comparison.over_tasks or (None, None)
     return {
-        **sides, "same_protocol": same_protocol(one.first, one.second),
-        "conditions_that_differ": [asdict(row) for row in one.differing], "notes": list(one.notes),
-        "paired": not one.unpaired, "unpaired_because": one.unpaired or None, "shared_starts": one.shared,
-        "tasks": [asdict(row) for row in one.tasks], "over_all": asdict(one.over_all), "gained": one.gained,
-        "lost": one.lost, "test": "fisher" if one.unpaired else "mcnemar", "p_value": one.p_value,
-        "p_value_holm": one.adjusted, "over_tasks": {"low": low, "high": high}, "differ": one.differ,
-        "more_starts": None if one.more is None else one.more._asdict(),
+        **sides, "same_protocol": same_protocol(comparison.first, comparison.second),
+        "conditions_that_differ": [asdict(row) for row in comparison.differing], "notes": list(comparison.notes),
+        "paired": not comparison.unpaired, "unpaired_because": comparison.unpaired or None,
+        "shared_starts": comparison.shared, "tasks": [asdict(row) for row in comparison.tasks],
+        "over_all": asdict(comparison.over_all), "gained": comparison.gained, "lost": comparison.lost,
+        "test": "fisher" if comparison.unpaired else "mcnemar", "p_value": comparison.p_value,
+        "p_value_holm": comparison.adjusted, "over_tasks": {"low": low, "high": high}, "differ": comparison.differ,
+        "more_starts": None if comparison.more is None else comparison.more._asdict(),
     }  # fmt: skip
 
 

@@ -40,7 +40,7 @@ SCRIPTS = {
 
 
 def candidates(line: str) -> list[str]:
-    """Returns what may stand in place of the last word of a command line, sorted.
+    """Lists completions for the last word of a command line, sorted.
 
     >>> candidates("embodied tra")
     ['train']

@@ -43,7 +43,7 @@ TRIES = 10  # attempts for each demonstration unless demos.max_attempts says oth
 
 
 def make(composed: Composed, side: ConfiguredEnv, console: Console, stop: StopSignal) -> None:
-    """Record until ``demos.episodes`` are there, or a stop signal comes.
+    """Records demonstrations until there are ``demos.episodes``, or a stop signal comes.
 
     Raises:
         ConfigError: the env has no expert, or settings cannot work together.
@@ -143,7 +143,7 @@ def _start(config: Config, side: ConfiguredEnv, attempt: int) -> Start:
 
 
 def in_order(results: Iterator[tuple[int, Recording | None]], first: int) -> Iterator[tuple[int, Recording | None]]:
-    """Sort results by attempt, from ``first`` on. Early ones are held back."""
+    """Sorts recording results by attempt, from ``first`` on. Early ones are held back."""
     early: dict[int, Recording | None] = {}
     due = first
     for attempt, recording in results:

@@ -72,7 +72,8 @@ def _composed(overrides: Sequence[str], command: str | None, folders: Sequence[s
 
 
 def sampled(words: Sequence[str]) -> tuple[int, list[str]]:
-    """The number N of ``--every=N``, and the other words. Raises :class:`ConfigError`."""
+    """Takes the number N of ``--every=N`` out of a command line's words; returns it and the others. Raises
+    :class:`ConfigError`."""
     every, rest = 1, []
     for word in words:
         option, _, number = word.partition("=")
@@ -88,7 +89,7 @@ def sampled(words: Sequence[str]) -> tuple[int, list[str]]:
 def plan(
     composed: Composed | None, overrides: Sequence[str], folders: Sequence[str], command: str = "train"
 ) -> Iterator[Check]:
-    """Yields the checks: those of the machine, of the simulators, and of a configuration if there is one.
+    """Yields the doctor's checks: those of the machine, of the simulators, and of a configuration if there is one.
 
     Args:
         command: that the configuration is of.

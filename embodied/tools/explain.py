@@ -54,7 +54,7 @@ MOST = 40
 
 @dataclass(frozen=True)
 class Entry:
-    """What can be said of a name."""
+    """An explanation of a name: a key, metric, error, …"""
 
     name: str
     kind: str
@@ -64,13 +64,13 @@ class Entry:
 
     @property
     def text(self) -> list[str]:
-        """What is printed. The YAML files that set a key are read for it."""
+        """The explanation as it is printed. The YAML files that set a key are read for it."""
         lines = [self.name + f" ({self.kind})", *self.lines, f"source: {'; '.join(self.source)}"]
         return [*lines, *(settings(self.name, self.target) if self.kind == "key" or self.target else ())]
 
 
 def entries() -> Iterator[Entry]:
-    """Yields everything that can be explained, but for arguments of classes."""
+    """Yields the explanations of all names, but for arguments of classes."""
     for key in keys():
         lines = [key.meaning, f"type: {_plain(key.type)}", f"default: {_plain(key.default)}"]
         if others := tables.answered(key.name):
@@ -96,7 +96,7 @@ def _plain(text: str) -> str:
 
 
 def explain(name: str) -> list[Entry]:
-    """Returns the entry of this name, or those that have it in theirs.
+    """Returns the explanation of ``name``, or of the names that contain it.
 
     Raises:
         ConfigError: there is none, or there are too many.

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from embodied.cli import piped
 from embodied.errors import CheckpointError, ConfigError, EmbodiedError, printed, unknown_name
-from embodied.evaluation.provenance import NOTED, noted
+from embodied.evaluation.provenance import NOTED, export_note
 from embodied.instructions import of_messages
 from embodied.lib.files import EXPORT_FILE
 from embodied.lib.spec_json import to_json
@@ -36,7 +36,7 @@ from embodied.tools.library.card import card, evaluations_of, run_of, verificati
 from embodied.types import EnvSpec
 
 if TYPE_CHECKING:
-    from embodied.export.verify import Asked, Verdict
+    from embodied.export.verify import Verdict, VerifyRequest
     from embodied.learn.checkpoint.exported import ExportFile
     from embodied.learn.checkpoint.metadata import Meta
 
@@ -88,7 +88,8 @@ def _arguments() -> argparse.ArgumentParser:
 
 
 def verify_last(argv: Sequence[str]) -> list[str]:
-    """Returns the arguments with ``--verify`` and its words at their end, so that other options may stand among them.
+    """Moves ``--verify`` and the words after it to the end of the arguments, so that other options may
+    stand among them.
 
     >>> verify_last(["--verify", "env=reach", "--out", "D", "episodes=4", "CHECKPOINT"])
     ['--out', 'D', 'CHECKPOINT', '--verify', 'env=reach', 'episodes=4']
@@ -115,11 +116,11 @@ def _carry_out(given: argparse.Namespace, console: Console) -> int:
         raise unknown_name("quantisation", given.quantize, QUANTIZATIONS, "--quantize")
     size = None if given.shard_size is None else _bytes(given.shard_size)
     options = {"max_shard_size": size, "quantize": given.quantize}
-    evaluation: AbstractContextManager[Asked | None] = nullcontext()
+    evaluation: AbstractContextManager[VerifyRequest | None] = nullcontext()
     if given.verify:
-        from embodied.export.verify import asked
+        from embodied.export.verify import verify_request
 
-        evaluation = asked(given.verify, given.config_dir)
+        evaluation = verify_request(given.verify, given.config_dir)
     with evaluation as wanted:
         lines = run(
             checkpoint, given.format, out, given.dtype, given.device, given.observations, options, console,
@@ -129,7 +130,7 @@ def _carry_out(given: argparse.Namespace, console: Console) -> int:
         return 0 if wanted is None else _verified(checkpoint, out, wanted, console, given.device)
 
 
-def _verified(checkpoint: Path, out: Path, wanted: Asked, console: Console, device: str) -> int:
+def _verified(checkpoint: Path, out: Path, wanted: VerifyRequest, console: Console, device: str) -> int:
     """Evaluates what was written; returns the exit status."""
     from embodied.export.verify import verify
 
@@ -153,7 +154,7 @@ def run(
     checkpoint: Path, kind: str, out: Path, dtype: str = "fp32", device: str = "cpu", observations: int = 0,
     options: dict[str, Any] | None = None, console: Console | None = None, evaluations: Sequence[str] = (),
 ) -> list[str]:  # fmt: skip
-    """Writes ``out``; returns lines to say.
+    """Exports a checkpoint's policy into ``out`` in the format ``kind``; returns lines to print.
 
     Args:
         observations: how many of the checkpoint's env are taken to measure on.
@@ -209,25 +210,26 @@ def run(
 
 
 def facts_of(
-    checkpoint: Path, kind: str, meta: Meta, written: Exported, policy: Policy, env: EnvSpec
+    checkpoint: Path, kind: str, meta: Meta, exported: Exported, policy: Policy, env: EnvSpec
 ) -> ExportFile:  # fmt: skip
-    """Returns what ``embodied.json`` says of an export."""
+    """Makes the content of ``embodied.json`` for an export."""
     from embodied.learn.checkpoint.exported import ExportFile
 
     source: dict[str, Any] = {"checkpoint": str(checkpoint), "run": run_of(checkpoint).name}
     source |= {"iteration": meta.iteration, "steps": meta.steps, "weight_version": meta.weight_version}
-    source[NOTED] = noted(checkpoint)
+    source[NOTED] = export_note(checkpoint)
     printed = {"num_action_chunks": policy.spec.num_action_chunks, "describe": dict(policy.describe())}
     return ExportFile(
-        kind, written.dtype, to_json(env), printed, dict(written.model), source, dict(written.measured),
-        written.rounding,
+        kind, exported.dtype, to_json(env), printed, dict(exported.model), source, dict(exported.measured),
+        exported.rounding,
     )  # fmt: skip
 
 
 def examples_of(
     checkpoint: Path, meta: Meta, policy: Policy, count: int, device: str, console: Console
 ) -> tuple[Examples, list[str]]:  # fmt: skip
-    """Returns what an export may measure on; and why there are no observations, if there are none."""
+    """Collects observations or prompts on which an export measures its loss; and says why there are no observations, if
+    there are none."""
     import torch
 
     from embodied.export.observations import observe
@@ -256,7 +258,7 @@ def prompts_of(checkpoint: Path) -> list[str]:
 
 
 def add_verdict(out: Path, verdict: Verdict) -> None:
-    """Writes what ``--verify`` has found into ``verified.json`` and the card."""
+    """Writes the result of ``--verify`` into ``verified.json`` and the card."""
     (out / VERIFIED).write_text(json.dumps(verdict.as_json(), indent=1) + "\n", encoding="utf-8")
     file = out / "README.md"
     file.write_text(

@@ -52,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def name_of(theirs: Path) -> str:
-    """Returns the name of an experiment: that of their file, unless ours has it or an override cannot say it."""
+    """Chooses the name of a migrated experiment: that of the foreign file, unless ours has it or an override cannot say
+    it."""
     import yaml
 
     from embodied.schema.keys.groups import group_options
@@ -63,8 +64,8 @@ def name_of(theirs: Path) -> str:
 
 
 def read(file: Path) -> Mapping[str, Any]:
-    """Reads a nested configuration: YAML with its references, TOML, or the ``KEY=VALUE`` words of a script, with the
-    values that its shell would give them (:mod:`embodied.migrate.shell`). Nothing is run.
+    """Reads a foreign configuration as a nested mapping: YAML with its references, TOML, or the ``KEY=VALUE`` words of
+    a script, with the values that its shell would give them (:mod:`embodied.migrate.shell`). Nothing is run.
 
     Raises:
         ConfigError: it is none of these.
@@ -73,7 +74,7 @@ def read(file: Path) -> Mapping[str, Any]:
 
 
 def read_with_remarks(file: Path) -> tuple[Mapping[str, Any], list[str]]:
-    """Returns what :func:`read` does, and what a reader should know of how it was found."""
+    """Reads a foreign configuration as :func:`read` does, with remarks on how its values were determined."""
     suffix = file.suffix.lower()
     if suffix not in SUFFIXES:
         kinds = ", ".join(f"{suffix} ({kind})" for suffix, kind in SUFFIXES.items())

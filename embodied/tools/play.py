@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def arguments() -> argparse.ArgumentParser:
-    """The command line."""
+    """Makes the parser of the command line of ``embodied play``."""
     parser = argparse.ArgumentParser(
         "python -m embodied.tools.play", allow_abbrev=False, description="Play one episode and write a video of it.",
         epilog="example: embodied play env=libero_10 runs/NAME/checkpoints/000004 --task 3",
@@ -62,7 +62,7 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def overrides(words: Sequence[str]) -> list[str]:
-    """Rewrites a folder among the words as ``runner.ckpt_path``.
+    """Rewrites a checkpoint's folder among the words as ``runner.ckpt_path``.
 
     Raises:
         ConfigError: a word is neither KEY=VALUE nor a folder, or two are folders.

@@ -49,7 +49,7 @@ def _printable(text: str) -> str:
 
 
 def place(runs: Sequence[Run]) -> Path:
-    """Returns where the report goes: into the folder of a single run, else here."""
+    """Chooses the report's file: in the folder of a single run, else in the current folder."""
     only = runs[0]
     if len(runs) == 1 and not only.evaluation_alone and (only.folder / "config.yaml").is_file():
         return only.folder / FILE

@@ -125,34 +125,36 @@ class _Test:
         print(f"{ended}: {counts}; {self.plain['seconds']} s; {self.out / record.JSON}, {self.out / record.HTML}")
 
 
-def device_of(asked: str | None, gpu: bool) -> str:
-    """Returns the device: that which is named, else a GPU if one is asked for. Raises :class:`ConfigError`."""
-    name = asked if asked is not None else "cuda" if gpu else "cpu"
+def device_of(option: str | None, gpu: bool) -> str:
+    """Chooses the device by the option ``--device``, else a GPU if ``gpu``. Raises :class:`ConfigError`."""
+    name = option if option is not None else "cuda" if gpu else "cpu"
     if not re.fullmatch(r"cpu|cuda(:(0|[1-9][0-9]{0,2}))?", name):
         raise ConfigError(f"--device is {name}, expected cpu, cuda or cuda:1", "name one of these")
     return name
 
 
-def python_of(asked: str | None) -> str:
-    """Returns the interpreter that is named, as an absolute path; empty if none is. Raises :class:`ConfigError`."""
-    if asked is None:
+def python_of(option: str | None) -> str:
+    """Resolves the interpreter that ``--vllm-python`` names to an absolute path; empty if none is named. Raises
+    :class:`ConfigError`."""
+    if option is None:
         return ""
-    if (found := shutil.which(os.path.expanduser(asked))) is None:
+    if (found := shutil.which(os.path.expanduser(option))) is None:
         raise ConfigError(
-            f"--vllm-python is {asked!r}, which is no program", "name an interpreter, e.g. --vllm-python ENV/bin/python"
+            f"--vllm-python is {option!r}, which is no program",
+            "name an interpreter, e.g. --vllm-python ENV/bin/python",
         )
     return os.path.abspath(found)
 
 
-def parts_of(asked: str | None) -> list[Part]:
-    """Returns the parts that are named, with commas between them, in their own order; all without names.
+def parts_of(option: str | None) -> list[Part]:
+    """Parses the parts that are named, with commas between them, into their own order; all without names.
 
     Raises:
         UnknownNameError: there is no such part.
     """
-    if asked is None:
+    if option is None:
         return [*PARTS.values()]
-    names = [name.strip() for name in asked.split(",") if name.strip()]
+    names = [name.strip() for name in option.split(",") if name.strip()]
     for name in names:
         if name not in PARTS:
             raise unknown_name("part", name, [*PARTS], "--parts")

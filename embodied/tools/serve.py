@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def arguments() -> argparse.ArgumentParser:
-    """The command line."""
+    """Makes the parser of the command line of ``embodied serve``."""
     parser = argparse.ArgumentParser("python -m embodied.tools.serve", description="Serve a policy to robots.")
     parser.add_argument("folder", type=Path, help="of a checkpoint (runs/NAME/checkpoints/000100) or of an export")
     where = parser.add_argument_group("where")
@@ -92,22 +92,22 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def run(given: argparse.Namespace) -> int:
-    """Serves until a signal comes.
+def run(options: argparse.Namespace) -> int:
+    """Loads the policy that the command line names and serves it until a signal comes; returns the exit status.
 
     Raises:
         EmbodiedError: what hinders it.
     """
     for name in ("max_batch", "temperature", *OFFERED):
-        if not 0 < getattr(given, name) < math.inf:
-            raise ConfigError(f"--{name.replace('_', '-')} is {getattr(given, name)}", "give a number above 0")
+        if not 0 < getattr(options, name) < math.inf:
+            raise ConfigError(f"--{name.replace('_', '-')} is {getattr(options, name)}", "give a number above 0")
     for name, end in (("seed", 1 << 64), ("port", 1 << 16), ("threads", 1 << 16)):
-        if not 0 <= getattr(given, name) < end:
-            raise ConfigError(f"--{name} is {getattr(given, name)}", f"give a number from 0 to {end - 1}")
-    token = access.read_token(given.token_file)
-    access.check_host(given.host, token)
-    certificate = access.tls(given.tls_cert, given.tls_key)
-    if certificate is None and not access.is_loopback(given.host):
+        if not 0 <= getattr(options, name) < end:
+            raise ConfigError(f"--{name} is {getattr(options, name)}", f"give a number from 0 to {end - 1}")
+    token = access.read_token(options.token_file)
+    access.check_host(options.host, token)
+    certificate = access.tls(options.tls_cert, options.tls_key)
+    if certificate is None and not access.is_loopback(options.host):
         print("warning: without --tls-cert token and pictures can be read on the way", file=sys.stderr)
 
     console = make_console()
@@ -119,20 +119,20 @@ def run(given: argparse.Namespace) -> int:
 
     # As embodied.run.build.policy.reproducible_arithmetic, whose module imports what starts simulators.
     os.environ.setdefault("MKL_CBWR", "AUTO")
-    if given.threads > 0:
-        torch.set_num_threads(given.threads)
-    device = str(device_named(given.device, "--device"))
-    with console.progress(f"loading {given.folder}", brief=True):
-        loaded = load(given.folder, device, given.trust)
+    if options.threads > 0:
+        torch.set_num_threads(options.threads)
+    device = str(device_named(options.device, "--device"))
+    with console.progress(f"loading {options.folder}", brief=True):
+        loaded = load(options.folder, device, options.trust)
     print(f"{loaded.source}, on {device}", flush=True)
-    return asyncio.run(serve(given, loaded, device, token, certificate, console))
+    return asyncio.run(serve(options, loaded, device, token, certificate, console))
 
 
 async def serve(
-    given: argparse.Namespace, loaded: Loaded, device: str, token: str | None, certificate: ssl.SSLContext | None,
+    options: argparse.Namespace, loaded: Loaded, device: str, token: str | None, certificate: ssl.SSLContext | None,
     console: Console,
 ) -> int:  # fmt: skip
-    """Serves ``loaded`` until a signal comes."""
+    """Serves a loaded policy until a signal comes; returns the exit status."""
     from embodied.instructions import fields_of
     from embodied.serving.build import build_server
     from embodied.serving.keys import parse
@@ -140,9 +140,9 @@ async def serve(
 
     policy, env, _ = loaded
     server = build_server(
-        policy, env, ServerLimits(**{name: getattr(given, name) for name in OFFERED}), device=device,
-        sampling=Sampling(do_sample=given.sample, temperature=given.temperature), seed=given.seed,
-        max_batch=given.max_batch, fixed_shape=given.fixed_shape, keys=parse(given.map), resize=given.resize,
+        policy, env, ServerLimits(**{name: getattr(options, name) for name in OFFERED}), device=device,
+        sampling=Sampling(do_sample=options.sample, temperature=options.temperature), seed=options.seed,
+        max_batch=options.max_batch, fixed_shape=options.fixed_shape, keys=parse(options.map), resize=options.resize,
         token=token, certificate=certificate,
     )  # fmt: skip
     ended = asyncio.Event()
@@ -151,12 +151,12 @@ async def serve(
         loop.add_signal_handler(number, _end, ended, loop, number)
     try:
         with console.progress("asking the policy for the first time", brief=True):
-            port = await server.start(given.host, given.port)
+            port = await server.start(options.host, options.port)
         secure = "" if certificate is None else "s"
         for name in fields_of(env):
             print(f"  {name}: {env.obs[name].dtype} {list(env.obs[name].shape)}")
         print(f"  cameras: {', '.join(env.cameras) or 'none'}; {env.control_hz:g} control steps a second")
-        at = f"{f'[{given.host}]' if ':' in given.host else given.host}:{port}"
+        at = f"{f'[{options.host}]' if ':' in options.host else options.host}:{port}"
         print(f"ready: ws{secure}://{at}, http{secure}://{at}/act", flush=True)
         await ended.wait()
         print("ends: answering what is under way", flush=True)

@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def upload(folder: Path, to: str) -> str:
-    """Sends a folder; returns where it is.
+    """Uploads a folder to ``to`` (a hub or a store); returns its address there.
 
     Raises:
         ConfigError: there is no such folder, or it is empty.

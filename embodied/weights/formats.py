@@ -23,7 +23,7 @@ FIX = (
 
 
 def check_formats(headers: Mapping[Path, Mapping[str, Entry]]) -> None:
-    """Raises CheckpointError if weights are stored as codes, or in fewer than 16 bits."""
+    """Raises CheckpointError if weights are quantized, or stored in fewer than 16 bits."""
     for file, header in headers.items():
         for name, entry in header.items():
             if BUFFERS.search(name):
@@ -37,8 +37,8 @@ def check_formats(headers: Mapping[Path, Mapping[str, Entry]]) -> None:
                 )
 
 
-def check_said(config: Mapping[str, Any], file: Path) -> None:
-    """Raises CheckpointError if a config.json says that weights are quantised. The files' own formats come first."""
+def check_declared(config: Mapping[str, Any], file: Path) -> None:
+    """Raises CheckpointError if a config.json declares the weights quantized. The files' own formats come first."""
     said = config.get("quantization_config")
     if said is None:
         return

@@ -28,7 +28,7 @@ METADATA = "__metadata__"
 
 @dataclass(frozen=True)
 class Entry:
-    """What a header says of a tensor."""
+    """A tensor's entry in a header of safetensors: dtype, shape and place in the file."""
 
     dtype: str  # a key of BITS
     shape: tuple[int, ...]
@@ -37,7 +37,7 @@ class Entry:
 
 
 def read_header(file: Path) -> dict[str, Entry]:
-    """The tensors of a safetensors file by name.
+    """Reads the header of a safetensors file: its tensors by name.
 
     Raises:
         CheckpointError: the file may not be read.

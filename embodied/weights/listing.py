@@ -29,7 +29,7 @@ OTHERS = {
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """``model.safetensors``, or all files that its index names.
+    """Lists a folder's files of weights: ``model.safetensors``, or all files that its index names.
 
     Raises:
         CheckpointError: there are none, both are there and differ, or the index names no file of the folder.
@@ -56,7 +56,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_index(index: Path) -> dict[str, str]:
-    """File of each tensor. Raises DamagedCheckpointError if the index has none, or is damaged."""
+    """Reads the index of a folder of safetensors: tensor → file. Raises DamagedCheckpointError if the index has none,
+    or is damaged."""
     values = read_json(index)
     with reading(index, "it has no map from tensors to files"):
         found = dict(values["weight_map"])
@@ -101,7 +102,8 @@ def _check_index(index: Path, places: Mapping[str, str], headers: Mapping[Path, 
 
 
 def counted_files(folder: object) -> list[Path]:
-    """Files whose weights a run would load, for counting their bytes; none if ``folder`` is none, or has no such files.
+    """Lists the files of weights that a run would load, for counting their bytes; none if ``folder`` is none, or has no
+    such files.
 
     Raises:
         DamagedCheckpointError: a file of them is a stand-in or damaged.

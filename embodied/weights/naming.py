@@ -41,7 +41,7 @@ MERGE = (
 
 
 def plain_name(name: str) -> str:
-    """A tensor's name without wrappers.
+    """Strips the prefixes of wrappers (DDP, FSDP, torch.compile) from a tensor's name.
 
     >>> plain_name("module._orig_mod.model.layers.0._checkpoint_wrapped_module.mlp.up_proj.weight")
     'model.layers.0.mlp.up_proj.weight'
@@ -55,7 +55,7 @@ def plain_name(name: str) -> str:
 
 
 def plain_names(names: Iterable[str], anchors: Sequence[str], folder: Path) -> dict[str, str]:
-    """Name in the files → plain name, of all tensors of a network.
+    """Maps the names of a network's tensors in files to plain ones, without prefixes of wrappers.
 
     Args:
         anchors: endings of a tensor that each network has, from the longest. What stands in front of it, and of each
@@ -83,7 +83,7 @@ def plain_names(names: Iterable[str], anchors: Sequence[str], folder: Path) -> d
 
 
 def common_prefix(names: Iterable[str], anchors: Sequence[str]) -> str:
-    """What stands in front of an anchor and of every other name; "" if there is no such thing."""
+    """Determines the prefix that stands in front of an anchor and of every other name; "" if there is none."""
     names = list(names)
     for anchor in anchors:
         for name in names:
@@ -96,7 +96,7 @@ def common_prefix(names: Iterable[str], anchors: Sequence[str]) -> str:
 
 
 def check_merged(names: Iterable[str], folder: Path, key: str) -> None:
-    """Refuse a peft model that was saved whole with its adapters unmerged: without them the numbers are others.
+    """Refuses a peft model that was saved whole with its adapters unmerged: without them the numbers are others.
 
     Args:
         key: of the section that ``lora_path`` stands in, with a dot at its end.

@@ -35,8 +35,8 @@ sys.exit(main(given))
 """
 
 
-def asked(making: Making, remake: bool, python: str | None) -> Mapping[str, Any]:
-    """Asks the env in a process of its own, with which all ends that the env starts.
+def probed(making: Making, remake: bool, python: str | None) -> Mapping[str, Any]:
+    """Probes a Gymnasium env in a child process, with which all ends that the env starts.
 
     Returns:
         What :func:`.probe.answer` gives.

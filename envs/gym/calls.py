@@ -15,7 +15,7 @@ from .settings import KEY
 
 
 def action_facts(space: Any, name: str) -> Mapping[str, Any]:
-    """Says an action space: ``{"low": […], "high": […]}`` or ``{"n": N}``.
+    """Describes an action space as JSON values: ``{"low": […], "high": […]}`` or ``{"n": N}``.
 
     Raises:
         ConfigError: it is another space, or a Box without bounds.
@@ -39,7 +39,7 @@ def action_facts(space: Any, name: str) -> Mapping[str, Any]:
 
 
 def from_action(space: Any, name: str) -> Callable[[np.ndarray], Any]:
-    """Returns what turns an action of ours into one of the env's; raises as :func:`action_facts` does."""
+    """Makes the function that converts our action into the env's; raises as :func:`action_facts` does."""
     action_facts(space, name)
     if hasattr(space, "n"):
         first = int(space.start)
@@ -51,35 +51,36 @@ def from_action(space: Any, name: str) -> Callable[[np.ndarray], Any]:
 
 
 def to_action(space: Any, action: Any) -> np.ndarray:
-    """Turns an action of the env's into one of ours: float32 [A] or int32 []."""
+    """Converts an env's action into ours: float32 [A] or int32 []."""
     if hasattr(space, "n"):
         return np.asarray(int(action) - int(space.start), np.int32)
     flat = np.asarray(action, np.float32).reshape(-1)
     return np.clip(flat, space.low.reshape(-1), space.high.reshape(-1)).astype(np.float32)
 
 
-def check_reset(given: Any) -> tuple[Any, Mapping[Any, Any]]:
-    """Returns observation and info of ``reset()``. Raises :class:`SpecMismatchError` if it gives anything else."""
-    if isinstance(given, tuple | list) and len(given) == 2 and _is_info(given[1]):
-        return given[0], given[1] or {}
-    raise _another("reset()", given, "(observation, info), the info a dict")
+def check_reset(returned: Any) -> tuple[Any, Mapping[Any, Any]]:
+    """Splits what ``reset()`` returned into observation and info. Raises :class:`SpecMismatchError` if it is anything
+    else."""
+    if isinstance(returned, tuple | list) and len(returned) == 2 and _is_info(returned[1]):
+        return returned[0], returned[1] or {}
+    raise _another("reset()", returned, "(observation, info), the info a dict")
 
 
-def check_step(given: Any) -> tuple[Any, float, bool, bool, Mapping[Any, Any]]:
-    """Returns observation, reward, terminated, truncated and info of ``step()``.
+def check_step(returned: Any) -> tuple[Any, float, bool, bool, Mapping[Any, Any]]:
+    """Splits what ``step()`` returned into observation, reward, terminated, truncated and info.
 
     Raises:
         SpecMismatchError: it gives anything else.
     """
-    if not (isinstance(given, tuple | list) and len(given) == 5 and _is_info(given[4])):
-        raise _another("step()", given, "(observation, reward, terminated, truncated, info), the info a dict")
-    obs, reward, terminated, truncated, info = given
+    if not (isinstance(returned, tuple | list) and len(returned) == 5 and _is_info(returned[4])):
+        raise _another("step()", returned, "(observation, reward, terminated, truncated, info), the info a dict")
+    obs, reward, terminated, truncated, info = returned
     flags = check_flag(terminated, "terminated"), check_flag(truncated, "truncated")
     return obs, check_reward(reward), *flags, info or {}
 
 
 def check_reward(reward: Any) -> float:
-    """Returns a reward as a number. Raises :class:`SpecMismatchError` if it is none."""
+    """Converts an env's reward to a float. Raises :class:`SpecMismatchError` if it is no number."""
     try:
         return _number(reward)
     except (TypeError, ValueError, RuntimeError):
@@ -90,7 +91,7 @@ def check_reward(reward: Any) -> float:
 
 
 def check_flag(flag: Any, name: str) -> bool:
-    """Returns whether an episode has ended. Raises :class:`SpecMismatchError` if that is not said."""
+    """Converts an env's end flag to a bool. Raises :class:`SpecMismatchError` if it is none."""
     try:
         number = 0.0 if flag is None else _number(flag)
         if math.isnan(number):

@@ -17,7 +17,7 @@ from ..shared.arguments import check_number, check_range
 from ..shared.machine import versions_of
 from .experts import actions_of
 from .facts import GymFacts, alike, ask, facts_of
-from .mapping import Mapped, Wanted, mapping_of, reads
+from .mapping import MappingSettings, ResolvedMapping, mapping_of, reads
 from .settings import ASYNC, KEY, VECTOR_ENTRY_POINT, check_together, making_of
 from .simulator import Simulator, prepare
 from .sources import RENDER
@@ -28,7 +28,7 @@ _DEFAULT_STEPS, _DEFAULT_HZ = 200, 20.0
 
 
 class GymEnv:
-    """One slot of a Gymnasium env, with the wrappers that are asked for.
+    """One slot of any Gymnasium env, with its wrappers.
 
     The env is made once in a process of its own, which says what it has; the mapping below is checked against that.
     Values are named by sources (:mod:`.sources`): ``obs``, ``obs.KEY``, ``obs[0:4]``, ``info.KEY``, ``reward``,
@@ -114,7 +114,7 @@ class GymEnv:
         together = vectorization == VECTOR_ENTRY_POINT
         if together:
             check_together(self._making, remake, expert)
-        wanted = Wanted(
+        wanted = MappingSettings(
             images, image_size, image_layout, image_range, rotate_images, state, instruction_from, instruction_bytes,
             success, progress, progress_range,
         )  # fmt: skip
@@ -154,7 +154,9 @@ class GymEnv:
 
         return HostedBatch(self, num_slots, apart=self._making.vectorization == ASYNC)
 
-    def _make_spec(self, facts: GymFacts, mapped: Mapped, control_hz: float | None, repeatable: bool) -> EnvSpec:
+    def _make_spec(
+        self, facts: GymFacts, mapped: ResolvedMapping, control_hz: float | None, repeatable: bool
+    ) -> EnvSpec:
         if not mapped.obs:
             raise ConfigError(
                 "an observation has nothing: no picture, no state, no instruction",
@@ -182,7 +184,8 @@ class GymEnv:
         return self._spec
 
     def preflight(self) -> None:
-        """Asks the env again if the answer came from a file. Raises :class:`SpecMismatchError` if it has changed."""
+        """Probes the env again if its facts came from the cache. Raises :class:`SpecMismatchError` if it
+        has changed."""
         found = ask(self._making, self._remake, self._python)
         if not alike(found, self._facts):
             raise SpecMismatchError(
@@ -192,7 +195,7 @@ class GymEnv:
             )
 
     def reads(self) -> Mapping[str, str]:
-        """Says what is read of the env that was found out (:class:`embodied.protocols.SaysWhatItReads`)."""
+        """Lists how the env's values are read where that was inferred (:class:`embodied.protocols.SaysWhatItReads`)."""
         return reads(self._mapped, self._facts)
 
     def prepare(self) -> WorkerFacts:
@@ -214,7 +217,7 @@ class GymEnv:
         self.prepare()
 
     def seed_of(self, start: Start) -> int:
-        """Gives what ``reset`` takes for a start. Raises :class:`ConfigError` if there is no such start."""
+        """Returns the seed that ``reset`` takes for a start. Raises :class:`ConfigError` if there is no such start."""
         check_range("task_id of a start", start.task_id, 0, len(self._spec.tasks) - 1)
         check_range("init_state_id of a start", start.init_state_id, 0, self._spec.num_init_states[start.task_id] - 1)
         if self._num_starts is None:

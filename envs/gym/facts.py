@@ -18,7 +18,7 @@ from embodied import errors
 from embodied.lib.cache import cache_folder
 from embodied.lib.whole import write_whole
 
-from .asking import asked
+from .asking import probed
 from .settings import Making
 
 _FORMAT = 3
@@ -27,7 +27,7 @@ Entries = Mapping[str, tuple[tuple[int, ...], str]]
 
 @dataclass(frozen=True)
 class GymFacts:
-    """What the envs of all tasks offer alike."""
+    """What a probe learnt of the Gymnasium envs of all tasks, which must agree: entries, action space, limits."""
 
     entries: Entries  # obs…, info…: name → shape, and dtype or "text"
     action: Mapping[str, Any]  # {"low": […], "high": […]} or {"n": N}
@@ -45,13 +45,13 @@ class GymFacts:
     silent: tuple[str, ...] = ()  # entries named after success that do not say true or false
 
     @property
-    def said(self) -> Entries:
-        """All entries, whenever they are there."""
+    def all_entries(self) -> Entries:
+        """Shape and dtype of all entries, those that only later steps have included."""
         return {**self.late, **self.entries}
 
 
 def facts_of(making: Making, remake: bool, python: str | None) -> GymFacts:
-    """Reads the facts from the cache, else asks the env.
+    """Returns the env's facts, from the cache or by probing the env.
 
     Raises:
         AssetsMissingError, UnknownNameError, ConfigError: the env cannot be made; the message says why.
@@ -63,14 +63,14 @@ def facts_of(making: Making, remake: bool, python: str | None) -> GymFacts:
 
 
 def ask(making: Making, remake: bool, python: str | None) -> GymFacts:
-    """Asks the env, once for each process of ours, and keeps the answer for the workers."""
+    """Probes the env, once for each process of ours, and caches the facts for the workers."""
     return _ask_once(json.dumps(asdict(making), sort_keys=True, default=str), remake, python, _of_pictures())
 
 
 @functools.cache
 def _ask_once(making: str, remake: bool, python: str | None, of_pictures: tuple[str | None, ...]) -> GymFacts:
     read = Making.of_json(json.loads(making))
-    answer = asked(read, remake, python)
+    answer = probed(read, remake, python)
     if "error" in answer:
         raise getattr(errors, answer["error"])(answer["message"], answer["remedy"])
     facts = _decode(answer)
@@ -112,8 +112,8 @@ def _decode(found: Mapping[str, Any]) -> GymFacts:
     return GymFacts(**{**found, **listed, "frame": frame, "bounds": bounds, "silent": tuple(found["silent"])})
 
 
-def alike(one: GymFacts, two: GymFacts) -> bool:
-    """Whether two answers are of one env. Whether an episode ended in time depends on the machine."""
-    if one.whole != two.whole:
-        one, two = (replace(facts, late={}, whole=False, silent=()) for facts in (one, two))
-    return one == two
+def alike(first: GymFacts, second: GymFacts) -> bool:
+    """Returns whether two probes saw the same env. Whether an episode ended in time depends on the machine."""
+    if first.whole != second.whole:
+        first, second = (replace(facts, late={}, whole=False, silent=()) for facts in (first, second))
+    return first == second

@@ -23,7 +23,7 @@ _STARTS = "starts"
 
 
 class SlotError(Exception):
-    """An error of ours on its way through gymnasium, which makes errors anew from one argument.
+    """Carries one of our errors through gymnasium, which makes errors anew from one argument.
 
     Args:
         what: class, message and remedy; or such an error.
@@ -34,13 +34,13 @@ class SlotError(Exception):
         self.what: tuple[str, str, str] = what.what if isinstance(what, SlotError) else what
 
     def error(self) -> EmbodiedError:
-        """The error that it stands for."""
+        """Returns the error that it carries."""
         kind, message, remedy = self.what
         return getattr(errors, kind)(message, remedy)
 
 
 class SlotEnv(gymnasium.Env[np.ndarray, Any]):
-    """One slot, as gymnasium.vector can host it.
+    """Wraps one slot as a gymnasium env, so that gymnasium.vector can host it.
 
     Its observation is what a step says, float64 [3]: reward, terminated, success. The end of an episode is said there
     and not by Gymnasium's flags, on which a vector env would reset the slot by itself and without a seed. Pictures and
@@ -60,7 +60,7 @@ class SlotEnv(gymnasium.Env[np.ndarray, Any]):
         self.action_space = spaces.Dict({"active": spaces.Discrete(2), "action": one})
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
-        """Begins an episode if ``options`` has a start for this slot."""
+        """Begins an episode if ``options`` has a start for this slot; else does nothing."""
         start = options[_STARTS].get(self._number)
         if start is not None:
             _tell(partial(self._slot.reset, start))
@@ -68,14 +68,14 @@ class SlotEnv(gymnasium.Env[np.ndarray, Any]):
         return self._said, {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Makes a step if the slot is active."""
+        """Makes a step if the slot is active; else does nothing."""
         if action["active"]:
             result = _tell(partial(self._slot.step, np.asarray(action["action"])))
             self._said = np.array([result.reward, result.terminated, result.success], np.float64)
         return self._said, 0.0, False, False, {}
 
     def look(self, slots: Sequence[int]) -> dict[str, np.ndarray] | None:
-        """The observation; None of a slot that is not meant."""
+        """Returns the slot's observation if it is among ``slots``; else None."""
         if self._number not in slots:
             return None
         out = {name: np.zeros(field.shape, field.dtype) for name, field in self._slot.spec.obs.items()}
@@ -83,7 +83,7 @@ class SlotEnv(gymnasium.Env[np.ndarray, Any]):
         return out
 
     def picture(self, slot: int) -> np.ndarray | None:
-        """The frame for the video; None of a slot that is not meant."""
+        """Returns the slot's frame for the video if it is among ``slots``; else None."""
         return _tell(self._slot.frame) if self._number == slot else None
 
     def close(self) -> None:
@@ -91,7 +91,8 @@ class SlotEnv(gymnasium.Env[np.ndarray, Any]):
 
 
 class HostedBatch:
-    """The slots of a worker (:class:`embodied.protocols.BatchEnv`), each of which is what it is alone.
+    """Hosts ``num_slots`` slots of a worker in a gymnasium vector env, with ``apart`` each in a process
+    (:class:`embodied.protocols.BatchEnv`); each behaves as it does alone.
 
     Args:
         slot: an env of one slot, copied for each.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .sources import Source, copied, entries, tells_success
+from .sources import Source, deep_copy, entries, tells_success
 
 SUCCESS = ("info.is_success", "info.success", "info.final_info.is_success", "info.final_info.success")
 """Names that envs use, in the order in which they are looked for."""
@@ -15,11 +15,11 @@ _STEPS, _TIME_S = 1000, 3.0
 
 
 class Env(Protocol):
-    """One env, or several copies."""
+    """Interface of what a probe plays: one env, or several copies."""
 
     @property
     def steps(self) -> Sequence[Mapping[str, Any]]:
-        """What sources read after the last step, of each copy."""
+        """Values that sources may read after the last step (``obs``, ``info``, ``reward``), of each copy."""
         ...
 
     @property
@@ -31,19 +31,19 @@ class Env(Protocol):
 
 
 @dataclass(frozen=True)
-class Played:
-    """An env that was tried, and how it is played."""
+class ProbedEnv:
+    """An env that a probe made, with functions that reset and step it."""
 
     env: Env
     reset: Callable[[], Any]
     step: Callable[[], Any]
 
 
-def play_on(found: Mapping[str, Any], tried: Played) -> dict[str, Any]:
-    """Plays an episode to its end, if that comes soon.
+def play_on(facts: Mapping[str, Any], tried: ProbedEnv) -> dict[str, Any]:
+    """Plays a probed env's episode to its end, if that comes soon, and adds what only later steps show to the facts.
 
     Args:
-        found: the facts so far.
+        facts: the facts so far.
 
     Returns:
         The facts that change: ``late``, ``whole``, ``silent``. None do if the env fails.
@@ -55,22 +55,23 @@ def play_on(found: Mapping[str, Any], tried: Played) -> dict[str, Any]:
             if tried.env.over or time.monotonic() > until:
                 break
             tried.step()
-            seen += [{"info": copied(values["info"])} for values in tried.env.steps]
+            seen += [{"info": deep_copy(values["info"])} for values in tried.env.steps]
         late = {name: kind for step in seen for name, kind in entries("info", step["info"]).items()}
     except Exception:  # noqa: BLE001 (a run that comes so far says what is wrong)
         return {}
-    new = {name: kind for name, kind in late.items() if name not in found["entries"]}
+    new = {name: kind for name, kind in late.items() if name not in facts["entries"]}
     told = {name for name in SUCCESS if name in late} - set(silent_of(seen))
-    silent = [name for name in dict.fromkeys((*found["silent"], *silent_of(seen))) if name not in told]
+    silent = [name for name in dict.fromkeys((*facts["silent"], *silent_of(seen))) if name not in told]
     return {"late": new, "whole": tried.env.over, "silent": tuple(silent)}
 
 
-def silent_of(seen: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Entries with a name of :data:`SUCCESS` that do not say by themselves whether a task is solved."""
+def silent_of(steps: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Lists entries that are named like success (:data:`SUCCESS`) and do not say by themselves whether a
+    task is solved."""
     silent = []
     for name in SUCCESS:
         values = []
-        for step in seen:
+        for step in steps:
             try:
                 values.append(Source(name).read(step))
             except KeyError:

@@ -54,7 +54,7 @@ def make(
 
 
 class Seeded(gymnasium.Wrapper):
-    """Draws the start from the seed of a reset."""
+    """Gymnasium wrapper that draws a Meta-World task's start from the seed of a reset."""
 
     def __init__(self, env: gymnasium.Env, task: str) -> None:
         super().__init__(env)

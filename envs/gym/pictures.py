@@ -27,7 +27,7 @@ _MOST = 16  # pictures, or channels
 
 @dataclass(frozen=True)
 class Form:
-    """How an array is read as pictures."""
+    """How an array is interpreted as pictures: layout, channels, range of its numbers."""
 
     layout: str  # one of LAYOUTS
     axis: int | None  # axis of the channels: 0 or 2; None: no channels
@@ -37,11 +37,11 @@ class Form:
 
     @property
     def count(self) -> int:
-        """How many pictures it gives."""
+        """Number of pictures in the array."""
         return self.frames * (self.arrays or 1)
 
     def pictures(self, array: np.ndarray, name: str) -> list[np.ndarray]:
-        """The pictures of an array: uint8 [H, W, 3] each.
+        """Converts an array to its pictures: uint8 [H, W, 3] each.
 
         Raises:
             SpecMismatchError: it has not the form that it had at first, or a number that is not finite.
@@ -61,7 +61,7 @@ class Form:
         return parts if each == 3 else [np.repeat(part, 3, axis=2) for part in parts]
 
     def size(self, shape: Sequence[int]) -> tuple[int, int]:
-        """H and W of the pictures of an array of this shape."""
+        """Returns H and W of the pictures in an array of this shape."""
         shape = shape[1:] if self.arrays else shape
         height, width = (side for axis, side in enumerate(shape) if axis != self.axis)
         return height, width
@@ -78,7 +78,7 @@ class Form:
 
     @property
     def plain(self) -> bool:
-        """Whether it is uint8 [H, W, 3] as it stands."""
+        """Whether the array is uint8 [H, W, 3] already."""
         return (self.layout, self.axis, self.range, self.arrays) == (RGB, 2, BYTES, 0)
 
     def __str__(self) -> str:
@@ -89,7 +89,7 @@ class Form:
 
 
 def form_of(shape: Sequence[int], dtype: str, bounds: Range | None) -> Form | str | None:
-    """How an entry is read as a picture without being told.
+    """Infers how an entry could be interpreted as pictures.
 
     Args:
         bounds: of its numbers, as the env's space has them; None = not known.
@@ -122,10 +122,10 @@ def form_of(shape: Sequence[int], dtype: str, bounds: Range | None) -> Form | st
     return f"{channels} channels, which may be pictures one after another ({GREY_FRAMES}{several}) or a map"
 
 
-def told_form(
+def declared_form(
     shape: Sequence[int], dtype: str, bounds: Range | None, layout: str | None, numbers: Range | None
 ) -> Form | str:
-    """How an entry is read as a picture that is told to be one.
+    """Determines how an entry is interpreted as pictures where the user said that it is one.
 
     Args:
         layout: one of :data:`LAYOUTS`; None = found out.
@@ -135,7 +135,7 @@ def told_form(
         The form, or why it cannot be read so.
     """
     if len(shape) == 4 and shape[0] > 0:
-        found = told_form(shape[1:], dtype, bounds, layout, numbers)
+        found = declared_form(shape[1:], dtype, bounds, layout, numbers)
         return replace(found, arrays=shape[0]) if isinstance(found, Form) else found
     if len(shape) not in (2, 3) or 0 in shape:
         return "no picture by its shape"
@@ -154,7 +154,7 @@ def told_form(
 
 
 def rendered(picture: Any) -> np.ndarray:
-    """What ``render()`` gives, as uint8 [H, W, 3]. Alpha, grey and channels first have one meaning here.
+    """Converts what ``render()`` returned to uint8 [H, W, 3]. Alpha, grey and channels first have one meaning here.
 
     Raises:
         ConfigError: it is no picture.
@@ -166,7 +166,7 @@ def rendered(picture: Any) -> np.ndarray:
     if array.dtype.kind in "uif" and array.ndim in (2, 3) and array.size:
         numbers = BYTES if array.dtype.kind != "f" or array.max() > 1 else _UNIT
         four = array.ndim == 3 and array.shape[0 if _axis(array.shape) == 0 else 2] == 4
-        form = told_form(array.shape, str(array.dtype), None, RGBA if four else None, numbers)
+        form = declared_form(array.shape, str(array.dtype), None, RGBA if four else None, numbers)
     if not isinstance(form, Form) or form.count > 1 or min(form.size(array.shape)) < 4:
         raise ConfigError(
             f"render() is {array.dtype} {array.shape}, expected uint8 (H, W, 3)",

@@ -17,13 +17,13 @@ from typing import Any
 
 from embodied.errors import AssetsMissingError, ConfigError, EmbodiedError
 
-from ..shared.supervised import ANSWER, PHASE, closed, supervise, written
+from ..shared.supervised import ANSWER, PHASE, closed, supervise, write_whole
 from .calls import action_facts, to_action
 from .facts import GymFacts
-from .late import Played, play_on, silent_of
+from .late import ProbedEnv, play_on, silent_of
 from .settings import KEY, VECTOR_ENTRY_POINT, Making, Task
 from .simulator import Simulator, make, prepare
-from .sources import bounds_of, copied, difference, entries, listed
+from .sources import bounds_of, deep_copy, difference, entries, listed
 from .vector_probe import describe_vector
 
 _STEPS = 4
@@ -35,13 +35,15 @@ _TRIAL = "import mujoco; c = mujoco.GLContext(64, 64); c.make_current(); print('
 def main(given: Mapping[str, Any]) -> int:
     """Tries the envs that a request names, under supervision; what was found is left in its folder."""
     folder, doing = Path(given["folder"]), _Doing(Path(given["folder"], PHASE))
-    tried: list[Played] = []  # envs to play on, closed once the answer is known
+    tried: list[ProbedEnv] = []  # envs to play on, closed once the answer is known
 
     def work() -> str:
         own = os.getpid()
         found = answer(given["making"], given["remake"], doing, tried)
         if "error" not in found and os.getpid() == own:  # a fork by the env would put this over the whole answer
-            written(folder / ANSWER, json.dumps(found))  # stays if the env fails, ends or hangs later in the episode
+            write_whole(
+                folder / ANSWER, json.dumps(found)
+            )  # stays if the env fails, ends or hangs later in the episode
             found = {**found, **play_on(found, tried[0])}
         return json.dumps(found)
 
@@ -62,16 +64,17 @@ class _Doing:
     def __call__(self, call: str) -> None:
         if call != self._last:
             self._last = call
-            written(self._file, call)
+            write_whole(self._file, call)
 
 
 def _nothing(call: str) -> None: ...
 
 
 def answer(
-    making: Mapping[str, Any], remake: bool, doing: Doing = _nothing, tried: list[Played] | None = None
+    making: Mapping[str, Any], remake: bool, doing: Doing = _nothing, tried: list[ProbedEnv] | None = None
 ) -> dict[str, Any]:
-    """Gives the facts, or an error, as values of JSON. Arguments: those of :func:`describe`."""
+    """Probes an env, in the child process; returns its facts, or an error, as JSON values. Arguments: those of
+    :func:`describe`."""
     try:
         return asdict(describe(Making.of_json(making), remake, doing, tried))
     except EmbodiedError as error:
@@ -99,8 +102,8 @@ def _named(task: Task) -> Iterator[None]:
         ) from error
 
 
-def describe(making: Making, remake: bool, doing: Doing = _nothing, tried: list[Played] | None = None) -> GymFacts:
-    """Makes, resets and steps each task's env.
+def describe(making: Making, remake: bool, doing: Doing = _nothing, tried: list[ProbedEnv] | None = None) -> GymFacts:
+    """Probes each task's env: makes, resets and steps it.
 
     Args:
         tried: gets the env that was tried last, which stays open.
@@ -158,7 +161,7 @@ def _say(what: Any) -> str:
 
 
 def _describe(
-    making: Making, number: int, remake: bool, doing: Doing, tried: list[Played] | None
+    making: Making, number: int, remake: bool, doing: Doing, tried: list[ProbedEnv] | None
 ) -> dict[str, Any]:  # fmt: skip
     with _named(task := making.tasks[number]):
         one = replace(making, tasks=(task,))
@@ -170,7 +173,7 @@ def _describe(
             doing("close()")
             closed(simulator.close, CLOSE_S)
         else:
-            tried.append(Played(simulator, partial(simulator.reset, 0, 0), partial(_drawn, simulator)))
+            tried.append(ProbedEnv(simulator, partial(simulator.reset, 0, 0), partial(_drawn, simulator)))
         return found
 
 
@@ -226,7 +229,7 @@ def _play(simulator: Simulator, seed: int) -> list[dict[str, Any]]:
         if not simulator.ended:
             _drawn(simulator)
             seen.append(simulator.values)
-    return [{name: copied(value) for name, value in step.items()} for step in seen]
+    return [{name: deep_copy(value) for name, value in step.items()} for step in seen]
 
 
 def _drawn(simulator: Simulator) -> None:

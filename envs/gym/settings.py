@@ -15,7 +15,7 @@ _TASK_KEYS = ("id", "entry_point", "make_kwargs", "instruction")
 
 @dataclass(frozen=True)
 class Task:
-    """How one task's env is made, and what the policy is told."""
+    """How one task's env is made (id or entry point, arguments), and its instruction."""
 
     id: str | None
     entry_point: str | None
@@ -24,14 +24,14 @@ class Task:
 
     @property
     def name(self) -> str:
-        """The env's name without namespace and version, for messages and as the instruction that nobody gave."""
+        """The env's name without namespace and version, for messages and as the default instruction."""
         name = self.id.rsplit("/", 1)[-1].split(":")[-1] if self.id else str(self.entry_point).rsplit(".", 1)[-1]
         return name.rsplit("-v", 1)[0]
 
 
 @dataclass(frozen=True)
 class Making:
-    """How the envs of all tasks are made."""
+    """How the envs of all tasks are made: tasks, imports, wrappers, environment variables."""
 
     tasks: tuple[Task, ...]
     imports: tuple[str, ...] = ()
@@ -40,11 +40,11 @@ class Making:
     vectorization: str | None = None  # some of VECTORIZATIONS: all slots of a worker in one vector env
 
     @classmethod
-    def of_json(cls, found: Mapping[str, Any]) -> Making:
-        """Reads what ``dataclasses.asdict`` and JSON have made of one."""
-        tasks = tuple(Task(**task) for task in found["tasks"])
+    def of_json(cls, values: Mapping[str, Any]) -> Making:
+        """Reads it back from the JSON of ``dataclasses.asdict``."""
+        tasks = tuple(Task(**task) for task in values["tasks"])
         return cls(
-            tasks, tuple(found["imports"]), tuple(found["wrappers"]), found["variables"], found.get("vectorization")
+            tasks, tuple(values["imports"]), tuple(values["wrappers"]), values["variables"], values.get("vectorization")
         )
 
 
@@ -53,7 +53,7 @@ def making_of(
     tasks: Sequence[str | Mapping[str, Any]] | None, imports: Sequence[str], wrappers: Sequence[Any],
     variables: Mapping[str, str], vectorization: str | None = None,
 ) -> Making:  # fmt: skip
-    """Puts the keys of a side together.
+    """Makes the description of how envs are made from the configuration keys of a side.
 
     Raises:
         ConfigError: no env is named, or two are for one task; ``vectorization`` is none of those that are.
@@ -85,7 +85,7 @@ def making_of(
 
 
 def check_together(making: Making, remake: bool, expert: str | None) -> None:
-    """Refuses what a vector env of others cannot do. Raises :class:`ConfigError`."""
+    """Refuses keys that do not work in a vector env of several slots. Raises :class:`ConfigError`."""
     wrong = {
         "several tasks": len(making.tasks) > 1,
         f"{KEY}.remake=true": remake,

@@ -45,7 +45,7 @@ def prepare(making: Making) -> None:
 
 
 def make(task: Task, making: Making, render: bool) -> Any:
-    """Makes the env of a task, in its wrappers.
+    """Makes the env of a task, with its wrappers.
 
     Args:
         render: ask for pictures (``render_mode=rgb_array``), unless ``make_kwargs`` says otherwise.
@@ -57,10 +57,10 @@ def make(task: Task, making: Making, render: bool) -> Any:
     import gymnasium
 
     of_id = partial(gymnasium.make, disable_env_checker=True)
-    return wrapped(made(task, of_id, render, {}), task, making)
+    return wrapped(make_unwrapped(task, of_id, render, {}), task, making)
 
 
-def made(task: Task, of_id: Callable[..., Any], render: bool, more: Mapping[str, Any]) -> Any:
+def make_unwrapped(task: Task, of_id: Callable[..., Any], render: bool, more: Mapping[str, Any]) -> Any:
     """Makes the env of a task without its wrappers; raises as :func:`make` does.
 
     Args:
@@ -92,7 +92,7 @@ def made(task: Task, of_id: Callable[..., Any], render: bool, more: Mapping[str,
 
 
 def wrapped(env: Any, task: Task, making: Making) -> Any:
-    """Puts the wrappers on. Raises :class:`ConfigError` if one does not fit."""
+    """Wraps a task's env as configured. Raises :class:`ConfigError` if a wrapper does not fit."""
     for number, wrapper in enumerate(making.wrappers):
         key = f"{KEY}.wrappers[{number}]"
         try:
@@ -105,7 +105,7 @@ def wrapped(env: Any, task: Task, making: Making) -> Any:
 
 
 class Simulator:
-    """One slot's envs, of which one runs.
+    """One slot's Gymnasium envs, one of which runs; the last used ones stay open.
 
     Args:
         kept: envs that stay open, those that were used last; every further task's is made anew.
@@ -127,7 +127,7 @@ class Simulator:
 
     @property
     def steps(self) -> list[dict[str, Any]]:
-        """What sources read, as :class:`.late.Env` has it."""
+        """Values that sources may read after the last step, as :class:`.late.Env` has it."""
         return [self.values]
 
     @property

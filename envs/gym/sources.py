@@ -33,7 +33,7 @@ _HOLDS = {
 
 @dataclass(frozen=True)
 class Source:
-    """A source without its text: ``name`` is an entry as :func:`entries` names them, of which ``part`` is taken."""
+    """Names a place in an env's values: entry ``name`` as :func:`entries` names them, ``part`` of it."""
 
     name: str
     part: slice | None = None
@@ -41,7 +41,7 @@ class Source:
 
     @classmethod
     def of(cls, text: str, key: str) -> Source:
-        """Reads a text. Raises :class:`ConfigError`, naming ``key``."""
+        """Parses a source from the configuration's text. Raises :class:`ConfigError`, naming ``key``."""
         may_miss = text.endswith("?")
         name, part = text.removesuffix("?"), None
         if found := _SLICED.match(name):
@@ -56,7 +56,7 @@ class Source:
         return cls(name, part, may_miss)
 
     def is_in(self, values: Mapping[str, Any]) -> bool:
-        """Whether the value is there."""
+        """Returns whether the env's values have this entry."""
         try:
             self.read(values)
         except KeyError:
@@ -64,7 +64,7 @@ class Source:
         return True
 
     def read(self, values: Mapping[str, Any]) -> Any:
-        """Takes the value out of ``{"obs": …, "info": …, "reward": …}``. Raises KeyError if it is not there."""
+        """Reads the value from ``{"obs": …, "info": …, "reward": …}``. Raises KeyError if it is not there."""
         root, _, path = self.name.partition(".")
         value = _walk(values[root], path.split(".") if path else [])
         return value if self.part is None else np.asarray(value).reshape(-1)[self.part]
@@ -72,7 +72,8 @@ class Source:
 
 @dataclass(frozen=True)
 class Rule:
-    """A source that must be true, or compared with a number: ``info.success``, ``return >= 475``."""
+    """A condition on an env's values: a source that must be true, or compared with a number, such as ``info.success``,
+    ``return >= 475``."""
 
     source: Source
     compare: str | None = None
@@ -80,14 +81,15 @@ class Rule:
 
     @classmethod
     def of(cls, text: str, key: str) -> Rule:
-        """Reads a text. Raises :class:`ConfigError`, naming ``key``."""
+        """Parses a condition from the configuration's text. Raises :class:`ConfigError`, naming ``key``."""
         found = _RULE.match(text)
         if found is None:
             return cls(Source.of(text, key))
         return cls(Source.of(found[1], key), found[2], float(found[3]))
 
     def holds(self, values: Mapping[str, Any]) -> bool:
-        """Whether it holds; not where its entry is NaN or missing, as in the ``info`` of some envs' first steps."""
+        """Evaluates the condition; False where its entry is NaN or missing, as in the ``info`` of some envs' first
+        steps."""
         try:
             got = float(np.asarray(self.source.read(values)).reshape(-1)[0])
         except (KeyError, IndexError, TypeError, ValueError):
@@ -110,7 +112,8 @@ def _walk(value: Any, path: list[str]) -> Any:
 
 
 def entries(root: str, value: Any) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Lists what a value holds: name → shape and dtype. Entries that are neither numbers nor text are left out.
+    """Flattens a nested value of an env: entry's name → shape and dtype. Entries that are neither numbers nor text are
+    left out.
 
     >>> entries("obs", {"agent": {"pos": np.zeros(2)}, "mission": "go"})
     {'obs.agent.pos': ((2,), 'float64'), 'obs.mission': ((), 'text')}
@@ -130,7 +133,7 @@ def entries(root: str, value: Any) -> dict[str, tuple[tuple[int, ...], str]]:
 
 
 def bounds_of(root: str, space: Any) -> dict[str, tuple[float, float]]:
-    """The lowest and the highest number of what a space holds, by the names of :func:`entries`."""
+    """Returns the lowest and highest number of each entry of a space, by the names of :func:`entries`."""
     inner = getattr(space, "spaces", None)
     if inner is not None:
         named = inner.items() if isinstance(inner, Mapping) else enumerate(inner)
@@ -143,7 +146,8 @@ def bounds_of(root: str, space: Any) -> dict[str, tuple[float, float]]:
 
 
 def tells_success(values: Sequence[Any]) -> bool:
-    """Whether an entry that had these values says of its own whether a task is solved: true or false, as 0 or 1."""
+    """Returns whether an entry that had these values tells by itself whether a task is solved: true or
+    false, as 0 or 1."""
     numbers = [np.asarray(value) for value in values]
     if any(number.dtype.kind not in "biuf" or number.size != 1 for number in numbers):
         return False
@@ -152,18 +156,18 @@ def tells_success(values: Sequence[Any]) -> bool:
     return bool(told) and all(value in (0.0, 1.0) for value in told)
 
 
-def copied(value: Any) -> Any:
-    """A copy of a value, whose arrays the env does not write into."""
+def deep_copy(value: Any) -> Any:
+    """Copies a value deeply, since the env may write into its arrays again."""
     if isinstance(value, Mapping):
-        return {key: copied(entry) for key, entry in value.items()}
+        return {key: deep_copy(entry) for key, entry in value.items()}
     if isinstance(value, tuple):
-        return tuple(map(copied, value))
+        return tuple(map(deep_copy, value))
     return np.copy(value) if hasattr(value, "shape") else value
 
 
-def difference(one: Sequence[Mapping[str, Any]], two: Sequence[Mapping[str, Any]]) -> str:
-    """How two episodes differ in observations and rewards; "" if they do not."""
-    for number, (a, b) in enumerate(zip(one, two, strict=False)):
+def difference(first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]) -> str:
+    """Describes how two episodes differ in observations and rewards; "" if they do not."""
+    for number, (a, b) in enumerate(zip(first, second, strict=False)):
         if not _equal(np.asarray(a["reward"]), np.asarray(b["reward"])):
             return f"the reward of step {number} is {a['reward']} and then {b['reward']}"
         for name in entries("obs", a["obs"]):
@@ -178,6 +182,6 @@ def _equal(left: np.ndarray, right: np.ndarray) -> bool:
     return np.array_equal(left, right, equal_nan=left.dtype.kind == right.dtype.kind == "f")
 
 
-def listed(found: Mapping[str, tuple[tuple[int, ...], str]]) -> str:
-    """Says entries for a message: ``obs.image uint8 (64, 64, 3), info.success bool ()``."""
-    return ", ".join(f"{name} {dtype} {tuple(shape)}" for name, (shape, dtype) in found.items()) or "nothing"
+def listed(shapes: Mapping[str, tuple[tuple[int, ...], str]]) -> str:
+    """Formats entries for a message: ``obs.image uint8 (64, 64, 3), info.success bool ()``."""
+    return ", ".join(f"{name} {dtype} {tuple(shape)}" for name, (shape, dtype) in shapes.items()) or "nothing"

@@ -22,11 +22,11 @@ from embodied.errors import AssetsMissingError, ConfigError
 from embodied.types import Obs, Start, StepResult
 
 from .calls import check_flag, check_reward, from_action
-from .mapping import Mapped
+from .mapping import ResolvedMapping
 from .pictures import rendered
 from .settings import ASYNC, KEY, VECTOR_ENTRY_POINT, Making
-from .simulator import made, wrapped
-from .sources import RENDER, copied
+from .simulator import make_unwrapped, wrapped
+from .sources import RENDER, deep_copy
 
 MEND = (
     "let its reset() take seed=[one for each copy] and options={'reset_mask': bool array}, restart the masked copies "
@@ -60,7 +60,7 @@ def make_vector(making: Making, render: bool, copies: int) -> Any:
             f"set {KEY}.vectorization=async (or null), or name a function that makes a vector env: "
             f"{KEY}.id=null {KEY}.entry_point=MODULE.FUNCTION",
         )
-    env = wrapped(made(task, of_id, render, {"num_envs": copies}), task, making)
+    env = wrapped(make_unwrapped(task, of_id, render, {"num_envs": copies}), task, making)
     for name in ("num_envs", "single_action_space", "single_observation_space"):
         if not hasattr(env, name):
             raise ConfigError(
@@ -87,7 +87,7 @@ def _registers_none(id: str) -> bool:
 
 
 class Copies:
-    """The copies of a vector env. Those whose own episode has ended stand still, as a single env does.
+    """The sub-envs of a gymnasium vector env. Those whose own episode has ended stand still, as a single env does.
 
     Args:
         number: of copies.
@@ -105,7 +105,7 @@ class Copies:
 
     @property
     def steps(self) -> list[dict[str, Any]]:
-        """What sources read, as :class:`.late.Env` has it."""
+        """Values that sources may read after the last step, of each copy, as :class:`.late.Env` has it."""
         return self.values
 
     @property
@@ -118,7 +118,7 @@ class Copies:
         obs, info = self._restart(seeds)
         for copy in seeds:
             self.values[copy] = {
-                "obs": copied(obs[copy]), "info": _info_of(info, copy, self._number), "reward": 0.0, "return": 0.0,
+                "obs": deep_copy(obs[copy]), "info": _info_of(info, copy, self._number), "reward": 0.0, "return": 0.0,
                 "terminated": False, "truncated": False,
             }  # fmt: skip
             self.ended[copy] = False
@@ -166,7 +166,7 @@ class Copies:
                 continue
             reward = check_reward(rewards[copy])
             self.values[copy] = {
-                "obs": copied(obs), "info": _info_of(info, copy, self._number), "reward": reward,
+                "obs": deep_copy(obs), "info": _info_of(info, copy, self._number), "reward": reward,
                 "return": self.values[copy]["return"] + reward, "terminated": flags[0], "truncated": flags[1],
             }  # fmt: skip
             self.ended[copy] = ended
@@ -194,14 +194,19 @@ class Copies:
 
 
 class VectorBatch:
-    """The slots of a worker in one vector env (:class:`embodied.protocols.BatchEnv`).
+    """Hosts the slots of a worker in the user's own vector env (:class:`embodied.protocols.BatchEnv`).
 
     Args:
         seed_of: gives what ``reset`` takes for a start.
     """
 
     def __init__(
-        self, copies: Copies, mapped: Mapped, end_on_success: bool, seed_of: Callable[[Start], int], draws: bool
+        self,
+        copies: Copies,
+        mapped: ResolvedMapping,
+        end_on_success: bool,
+        seed_of: Callable[[Start], int],
+        draws: bool,
     ) -> None:
         self._copies, self._mapped, self._end_on_success = copies, mapped, end_on_success
         self._seed_of, self._draws = seed_of, draws
@@ -260,5 +265,5 @@ def _info_of(info: Mapping[str, Any], copy: int, number: int) -> dict[str, Any]:
         if isinstance(value, Mapping):
             found[name] = _info_of(value, copy, number)
         elif hasattr(value, "__len__") and not isinstance(value, str) and len(value) == number:
-            found[name] = copied(value[copy])
+            found[name] = deep_copy(value[copy])
     return found

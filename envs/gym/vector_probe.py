@@ -11,9 +11,9 @@ from embodied.errors import ConfigError, EmbodiedError
 
 from .calls import action_facts, to_action
 from .facts import GymFacts
-from .late import Played, silent_of
+from .late import ProbedEnv, silent_of
 from .settings import Making
-from .sources import bounds_of, copied, difference, entries
+from .sources import bounds_of, deep_copy, difference, entries
 from .vector import MEND, Copies, make_vector
 
 _COPIES, _STEPS = 3, 4
@@ -21,8 +21,8 @@ _EQUAL = {0: 0, 1: 1, 2: 0}  # copies 0 and 2 have one seed
 Episodes = list[list[dict[str, Any]]]  # [copy][step] what sources read
 
 
-def describe_vector(making: Making, tried: list[Played] | None) -> GymFacts:
-    """Makes, resets and steps a vector env of three copies.
+def describe_vector(making: Making, tried: list[ProbedEnv] | None) -> GymFacts:
+    """Probes a vector env of three copies: makes, resets and steps it.
 
     Args:
         tried: gets the vector env, which stays open.
@@ -53,7 +53,7 @@ def describe_vector(making: Making, tried: list[Played] | None) -> GymFacts:
     if tried is None:
         copies.close()
     else:
-        tried.append(Played(copies, lambda: copies.reset(_EQUAL), lambda: _drawn(copies)))
+        tried.append(ProbedEnv(copies, lambda: copies.reset(_EQUAL), lambda: _drawn(copies)))
     return GymFacts(
         entries=found,
         action=action_facts(env.single_action_space, name),
@@ -103,7 +103,7 @@ def _play(copies: Copies, name: str, again: Mapping[int, int] | None) -> Episode
 
     def look() -> None:
         for copy, values in enumerate(copies.values):
-            seen[copy].append({key: copied(value) for key, value in values.items()})
+            seen[copy].append({key: deep_copy(value) for key, value in values.items()})
 
     look()
     for number, action in enumerate([*half, *half]):

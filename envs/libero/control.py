@@ -12,13 +12,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from embodied.lib.cache import cache_folder, one_first
+from embodied.lib.cache import cache_folder, one_process_first
 
 KNOWN_ROBOSUITE = "1.4.0"
 
 
 class Control(Protocol):
-    """Turns an action into torques."""
+    """Interface that turns a robot's action into torques during a control step."""
 
     def begin(self, action: np.ndarray) -> None:
         """Begins a control step: runs the first half of its first sub-step, ``mj_step1``, and sets the torques.
@@ -40,7 +40,7 @@ class Control(Protocol):
 
 
 def make_control(domain: Any) -> Control:
-    """Gives the compiled control, or robosuite's with the reason logged."""
+    """Chooses the compiled control, or robosuite's with the reason logged."""
     reason = unknown_part(domain)
     if reason is None:
         return CompiledControl(domain)
@@ -49,7 +49,7 @@ def make_control(domain: Any) -> Control:
 
 
 class OriginalControl:
-    """robosuite's own control."""
+    """Control by robosuite's own code."""
 
     def __init__(self, domain: Any) -> None:
         import mujoco
@@ -75,9 +75,10 @@ class OriginalControl:
 
 
 def prepare() -> None:
-    """Compiles the control once for all simulators of this process, and for those that are forked from it. Of processes
-    that start together one compiles, which takes 15 to 30 CPU seconds, and the others load what numba has kept."""
-    with one_first(cache_folder("numba")):
+    """Compiles the control law once for all simulators of this process, and for those that are forked from it. Of
+    processes that start together one compiles, which takes 15 to 30 CPU seconds, and the others load what numba has
+    kept."""
+    with one_process_first(cache_folder("numba")):
         if unknown_installation() is None:
             from . import osc
 
@@ -85,14 +86,15 @@ def prepare() -> None:
 
 
 def try_compiler() -> None:
-    """Compiles a small function, which takes half a second and is not kept. Raises what numba raises."""
+    """Checks that numba compiles here, by a small function, which takes half a second and is not kept. Raises what
+    numba raises."""
     import numba
 
     numba.njit(lambda torques: torques.sum() + 1.0)(np.ones(1))
 
 
 def unknown_installation() -> str | None:
-    """Says what of the installed packages the compiled control does not know; None if it knows everything."""
+    """Says which installed packages are not of a version that the compiled control reproduces; None if all are."""
     import robosuite
     from robosuite import macros
 
@@ -108,7 +110,7 @@ def unknown_installation() -> str | None:
 
 
 def unknown_part(domain: Any) -> str | None:
-    """Says what of the robot the compiled control does not know; None if it knows everything."""
+    """Says what of the robot the compiled control does not reproduce; None if nothing."""
     from robosuite.controllers.osc import OperationalSpaceController
     from robosuite.environments.robot_env import RobotEnv
     from robosuite.models.grippers.panda_gripper import PandaGripper

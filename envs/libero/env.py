@@ -56,7 +56,7 @@ _COARSEST = 0.05  # m
 
 
 class LiberoEnv:
-    """One LIBERO slot.
+    """One env slot of LIBERO, simulated by robosuite and MuJoCo.
 
     Observation: ``images`` uint8 [C, H, W, 3], ``images[i]`` from ``camera_names[i]``, GL's picture turned by 180° as
     demonstrations and checkpoints have it: upright, mirrored left to right; ``state`` float32 [8]: gripper position
@@ -215,7 +215,7 @@ class LiberoEnv:
         return self._current.render(self._pictures.cameras[0]).copy()
 
     def move_camera(self, name: str, translation: np.ndarray, rotation: np.ndarray) -> None:
-        """See :class:`embodied.protocols.MovesCameras`."""
+        """Moves and turns a camera until the next reset (:class:`embodied.protocols.MovesCameras`)."""
         self._current.move_camera(name, translation, rotation)
 
     def _expert(self) -> Iterator[np.ndarray]:

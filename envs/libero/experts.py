@@ -36,12 +36,12 @@ Move = tuple[np.ndarray, float, float]  # position of the point between the fing
 
 
 def solves(suite: str, task_ids: Sequence[int] | None) -> bool:
-    """Returns whether the script was tried on all these tasks of a suite; None = all that it has."""
+    """Returns whether the scripted expert was tried on all these tasks of a suite; None = all that it has."""
     return suite in SOLVED and set(range(10) if task_ids is None else task_ids) <= set(SOLVED[suite])
 
 
 def solved() -> str:
-    """Names the tasks in the words of a message."""
+    """Names the tasks that the scripted expert solves, for a message."""
     found = (
         suite if len(ids) == 10 else f"{suite} with task_ids {', '.join(map(str, ids))}"
         for suite, ids in SOLVED.items()
@@ -87,16 +87,16 @@ class Scene(Protocol):
 
 
 def mistaken_actions(scene: Scene) -> Iterator[np.ndarray]:
-    """Yields the actions of somebody who takes another object than the one that is meant, and ends when it lies where
-    the meant one should. The other is one of the same kind if there is one (the second bowl), else what is nearest to
-    the hand."""
+    """Yields an expert's actions that make a deliberate mistake: it takes another object than the meant one, and ends
+    when that lies where the meant one should. The other is one of the same kind if there is one (the second bowl), else
+    what is nearest to the hand."""
     predicate, meant, target = scene.goals()[0]
     for move in PickAndPlace(scene, [[predicate, other_than(scene, meant, target), target]]).moves():
         yield action_towards(move, *scene.hand())
 
 
 def other_than(scene: Scene, meant: str, target: str) -> str:
-    """Names the object that is taken by mistake."""
+    """Chooses the object that a mistaken expert takes."""
     hand = scene.hand()[0][:2]
     others = [name for name in scene.movable() if name != meant and not target.startswith(name)]
 
@@ -109,13 +109,14 @@ def other_than(scene: Scene, meant: str, target: str) -> str:
 
 
 def actions(scene: Scene) -> Iterator[np.ndarray]:
-    """Yields OSC_POSE actions float32 [7] for the scene's goals. Each action reads the scene anew."""
+    """Yields the scripted expert's OSC_POSE actions float32 [7] for the scene's goals. Each action reads
+    the scene anew."""
     for move in PickAndPlace(scene).moves():
         yield action_towards(move, *scene.hand())
 
 
 def action_towards(move: Move, position: np.ndarray, axes: np.ndarray) -> np.ndarray:
-    """Gives the action float32 [7] that moves a hand with this pose towards a position, pointing down."""
+    """Computes the action float32 [7] that moves a hand with this pose towards a position, pointing down."""
     target, angle, gripper = move
     along, across = directions(angle)
     wanted = np.stack([along, -across, [0, 0, -1.0]])
@@ -124,12 +125,13 @@ def action_towards(move: Move, position: np.ndarray, axes: np.ndarray) -> np.nda
 
 
 def heading(axes: np.ndarray) -> float:
-    """Angle (rad) along which the fingers of a hand close."""
+    """Returns the angle (rad, around the vertical) along which a hand's fingers close."""
     return math.atan2(axes[1, 0], axes[0, 0])
 
 
 class PickAndPlace:
-    """Yields moves for the goals of a scene, or for others, each from the state that the last one led to."""
+    """Plans pick-and-place moves of the scripted expert for a scene's goals, or for others, each from the state that
+    the last one led to."""
 
     def __init__(self, scene: Scene, goals: Sequence[list[str]] | None = None) -> None:
         self._scene = scene
@@ -137,6 +139,7 @@ class PickAndPlace:
         self._angle = heading(scene.hand()[1])
 
     def moves(self) -> Iterator[Move]:
+        """Yields the moves."""
         for goal in self._goals:
             yield from self._transfer(*goal[1:])  # first, because goals are judged by what the last step led to
             while not self._scene.reached(goal):

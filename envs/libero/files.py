@@ -67,7 +67,8 @@ class LiberoTask:
 
 
 def locate() -> LiberoPaths:
-    """Finds LIBERO. Raises :class:`AssetsMissingError` with what is missing and the command that gets it."""
+    """Finds the installed LIBERO. Raises :class:`AssetsMissingError` with what is missing and the command
+    that gets it."""
     for name in MODULES:
         if find_spec(name) is None:
             raise AssetsMissingError(f"LIBERO needs the Python package '{name}', which is not installed", INSTALL)
@@ -114,7 +115,7 @@ def _assets_in_config(folder: Path) -> list[Path]:
 
 
 def read_tasks(package: Path, suite: str) -> list[LiberoTask]:
-    """The suite's tasks in the benchmark's order (task order 0). Raises ``UnknownNameError``."""
+    """Lists a suite's tasks in the benchmark's order (task order 0). Raises ``UnknownNameError``."""
     if suite not in MAX_STEPS:
         raise unknown_name("task suite", suite, MAX_STEPS, "env.train.task_suite_name")
     names = _read_literal(package / "benchmark" / "libero_suite_task_map.py", "libero_task_map").get(suite)
@@ -144,14 +145,14 @@ def _task(package: Path, suite: str, name: str) -> LiberoTask:
 
 
 def instruction_of(name: str) -> str:
-    """The instruction as the benchmark derives it: the name without its scene, underscores as blanks."""
+    """Derives a task's instruction from its name as the benchmark does: without its scene, underscores as blanks."""
     if name[0].isupper():  # KITCHEN_SCENE3_turn_on … of libero_10 and libero_90
         name = name.partition("SCENE")[2].partition("_")[2]
     return name.replace("_", " ")
 
 
 def instruction_in(bddl: Path) -> str:
-    """The instruction that a BDDL file has: its ``(:language …)``."""
+    """Reads the instruction in a BDDL file: its ``(:language …)``."""
     found = re.search(r"\(:language\s+([^()]*)\)", bddl.read_text(encoding="utf-8"))
     if found is None:
         raise AssetsMissingError(f"{bddl} has no (:language …)", f"reinstall LIBERO: {INSTALL}")
@@ -165,7 +166,8 @@ def _require(file: Path) -> Path:
 
 
 def read_init_states(file: Path) -> np.ndarray:
-    """A task's initial states, float64 [n, 1 + nq + nv] (time s, positions, velocities), running no code of the file.
+    """Reads a task's initial states, float64 [n, 1 + nq + nv] (time s, positions, velocities), running no
+    code of the file.
 
     Reads .npz and ``torch.save``'s zip of a pickled numpy array. Raises :class:`AssetsMissingError` if it is neither.
     """

@@ -14,7 +14,7 @@ import numpy as np
 
 
 class Goals:
-    """The goals of one task.
+    """Evaluates the goal predicates of one LIBERO task, with cached results.
 
     Args:
         domain: LIBERO's environment. Its ``check_contact`` is replaced by one that gives the same answers faster.
@@ -38,6 +38,7 @@ class Goals:
         self.open = None
 
     def reached(self, goal: list[str]) -> bool:
+        """Returns whether a goal predicate holds."""
         return bool(self._domain._eval_predicate(goal))
 
     def progress(self) -> float:
@@ -60,14 +61,14 @@ class Goals:
 
 
 def place_of(domain: Any, data: Any, name: str) -> np.ndarray:
-    """Position (m) of an object or a region in MuJoCo's ``data``, a view."""
+    """Returns the position (m) of an object or a region in MuJoCo's ``data``, a view."""
     if name in domain.object_sites_dict:
         return data.site_xpos[domain.sim.model.site_name2id(name)]
     return data.xpos[domain.obj_body_id[name]]
 
 
 class Contacts:
-    """Stands for robosuite's ``check_contact`` between two models; what else it is asked goes to the original."""
+    """Replaces robosuite's ``check_contact`` between two models by a faster one; other queries go to the original."""
 
     def __init__(self, domain: Any) -> None:
         self._original: Callable[..., bool] = domain.check_contact

@@ -49,15 +49,15 @@ class Boxes:
 
 @dataclass(frozen=True)
 class Grasp:
-    """Position [3] of the point between the fingers, and the angle."""
+    """A grasp: position [3] (m) of the point between the fingers, and the angle along which they close."""
 
     position: np.ndarray
     angle: float
 
 
 def plan(thing: Boxes, others: Boxes, heading: float, base: np.ndarray) -> Grasp:
-    """Chooses a grasp of the object: open fingers and hand meet nothing of the others, the hand turns little from its
-    present angle, and the grasp is near to the robot's base [3]."""
+    """Chooses a grasp of the object ``thing``: open fingers and hand meet nothing of the others, the hand turns little
+    from its present angle, and the grasp is near to the robot's base [3]."""
     candidates = around_it(thing) or at_its_rim(thing)
 
     def cost(grasp: Grasp) -> float:
@@ -69,7 +69,7 @@ def plan(thing: Boxes, others: Boxes, heading: float, base: np.ndarray) -> Grasp
 
 
 def around_it(thing: Boxes) -> list[Grasp]:
-    """Lists grasps across the narrowest side of the object; empty if that is too wide."""
+    """Lists grasps across the narrowest side of an object; empty if that is too wide."""
     corners = thing.corners().reshape(-1, 3)
     low, top = corners[:, 2].min(), corners[:, 2].max()
     height = max((low + top) / 2, low + TIP, top - REACH)
@@ -85,7 +85,7 @@ def around_it(thing: Boxes) -> list[Grasp]:
 
 
 def at_its_rim(thing: Boxes) -> list[Grasp]:
-    """Lists grasps that take the wall of a bowl or a mug between the fingers, away from its handle."""
+    """Lists grasps of the wall of a bowl or a mug, away from its handle."""
     corners = thing.corners().reshape(-1, 3)
     height = corners[:, 2].max() - RIM
     rim = corners[corners[:, 2] > height]
@@ -107,7 +107,7 @@ def _middle(values: np.ndarray) -> float:
 
 
 def hand_points(grasp: Grasp) -> np.ndarray:
-    """Points [p, 3] that fill the open fingers and the hand."""
+    """Samples points [p, 3] that fill the open fingers and the hand."""
     along, across = directions(grasp.angle)
     finger = (-0.058, -0.045, -0.032, 0.032, 0.045, 0.058)
     fingers = _grid(finger, (-0.012, 0.0, 0.012), np.arange(-TIP, PALM, 0.01))
@@ -121,18 +121,20 @@ def _grid(*values: object) -> np.ndarray:
 
 
 def directions(angle: float) -> tuple[np.ndarray, np.ndarray]:
-    """Level unit vectors: along the angle, and to the left of it."""
+    """Returns horizontal unit vectors [3]: along the angle, and to the left of it."""
     c, s = math.cos(angle), math.sin(angle)
     return np.array([c, s, 0.0]), np.array([-s, c, 0.0])
 
 
 def turn_to(heading: float, angle: float) -> float:
-    """Finds the smaller turn from one angle to the other, in [−π/2, π/2): opposite angles are one grasp."""
+    """Returns the smaller turn (rad) from one angle to the other, in [−π/2, π/2): opposite angles are the
+    same grasp."""
     return (angle - heading + math.pi / 2) % math.pi - math.pi / 2
 
 
 def clear_height(others: Boxes, start: np.ndarray, end: np.ndarray, width: float) -> float:
-    """The highest z that a box has within ``width`` of the level way between two positions; −inf if none is near."""
+    """Returns the highest z (m) that a box has within ``width`` of the level way between two positions; −inf if none is
+    near."""
     corners = others.corners()
     low, high = corners.min(1), corners.max(1)
     way = np.linspace(start[:2], end[:2], 25)[:, None]

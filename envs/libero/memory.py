@@ -106,8 +106,8 @@ _LISTS = (  # fields: first and count of a mesh's vertices or polygons; first an
 
 
 def release_drawn(model: Any) -> None:
-    """Gives back the pages of meshes that only pictures need, once they are uploaded: in LIBERO 19 of 20 triangles.
-    Physics never reads them. Such a model must not be copied, saved or uploaded again."""
+    """Returns the memory pages of meshes that only pictures need to the system, once they are uploaded: in LIBERO 19 of
+    20 triangles. Physics never reads them. Such a model must not be copied, saved or uploaded again."""
     parts = [part for mesh in _drawn_meshes(model) for part in _parts_of(model, mesh)]
     for name in {name for name, _, _ in parts}:
         array = getattr(model, name)

@@ -13,7 +13,7 @@ _INDICES = ("mesh_face", "mesh_facenormal", "mesh_facetexcoord")  # a triangle's
 
 @contextmanager
 def coarser(model: Any, cell: float) -> Iterator[None]:
-    """Merges the vertices of each mesh of a MuJoCo model that lie in one cube, until the context ends.
+    """Context in which a MuJoCo model's meshes are coarser: vertices that lie in one cube are merged.
 
     A GL context that is made meanwhile draws what remains. Triangles that lose a corner are left out; the others keep
     their normals and their places in the texture. Physics never sees any of it.
@@ -57,7 +57,7 @@ def _part(array: np.ndarray, first: int, count: int) -> np.ndarray:
 
 
 def merged(vertices: np.ndarray, faces: np.ndarray, cell: float) -> tuple[np.ndarray, np.ndarray]:
-    """Merges the vertices in each cube of a grid into the first of them.
+    """Merges the vertices of a mesh in each cube of a grid into the first of them; returns vertices and faces.
 
     Args:
         vertices: m, [V, 3].

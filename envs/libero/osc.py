@@ -132,7 +132,7 @@ _jacobian: Any = intrinsic(_call_jacobian)
 
 @numba.njit(cache=True)
 def multiply(address: int, order: int, matrix: np.ndarray, vector: np.ndarray, product: np.ndarray) -> None:
-    """Fills ``product`` with matrix · vector."""
+    """Fills ``product`` with matrix · vector, by the BLAS function at ``address``."""
     rows, columns = matrix.shape
     _gemv(address, order, rows, columns, columns if order == ROWS else rows, matrix, vector, product)
 
@@ -179,7 +179,7 @@ def prepare() -> None:
 
 @numba.njit(cache=True, nogil=True)
 def control(arm: Arm, fingers: np.ndarray) -> None:
-    """Fills ``arm.ctrl`` with the arm's torques and the fingers' targets.
+    """Computes OSC_POSE: fills ``arm.ctrl`` with the arm's torques and the fingers' targets.
 
     Args:
         fingers: what the fingers are told, in [-1, 1] [2]; is moved on by a sub-step.

@@ -86,7 +86,7 @@ def _tame_robosuite() -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Swallows what LIBERO prints while it is imported and built."""
+    """Context that swallows what LIBERO prints while it is imported and built."""
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

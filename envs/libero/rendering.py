@@ -134,7 +134,8 @@ _NOT_DRAWN = 5  # a group of geometry that MuJoCo leaves out of pictures
 
 
 class Offscreen:
-    """Pictures of one MuJoCo model, in the GL context of their size. Only for the worker, after MUJOCO_GL is set.
+    """Renders pictures of one MuJoCo model, in the GL context of their size. Only for the worker, after
+    MUJOCO_GL is set.
 
     The scene is set up as robosuite 1.4 sets up its cameras (visual geometry only), so pictures are equal to its.
     The model's textures, and meshes that only pictures need, are handed over to GL and given up in the model: one
@@ -167,7 +168,7 @@ class Offscreen:
         trim()
 
     def render(self, data: Any, camera_id: int) -> np.ndarray:
-        """Picture of ``data`` (kinematics and cameras computed): uint8 [H, W, 3], GL's rows from below turned by 180°.
+        """Renders ``data`` (kinematics and cameras computed): uint8 [H, W, 3], GL's rows from below turned by 180°.
 
         Turning (not flipping) is what the demonstrations and checkpoints of LIBERO were made with: the picture is
         upright and mirrored left to right.

@@ -23,7 +23,7 @@ Key = tuple[str, Pictures, object]  # BDDL file, what is drawn, whose it is alon
 
 @dataclass(eq=False)
 class Shared:
-    """A simulator with its slots.
+    """A simulator that several env slots share, one at a time.
 
     Args:
         ahead: built before a slot was in its task, which any may come to.
@@ -35,7 +35,8 @@ class Shared:
     holder: Callable[[], EnvSlot | None] = lambda: None  # a weak reference to the slot whose state it has
 
     def turn_to(self, slot: EnvSlot) -> None:
-        """Puts away the state of the slot whose turn it was. That of the next is then to be set."""
+        """Stores the state of the slot that used the simulator last, before ``slot`` uses it. The state of ``slot`` is
+        then to be set."""
         holder = self.holder()
         if holder is not None and holder is not slot:
             holder.suspended = self.simulator.suspend(holder.suspended)
@@ -48,14 +49,14 @@ class Shared:
 
 
 class Simulators:
-    """The simulators of a process, the one used longest ago first."""
+    """The simulators of a process, by task, the one used longest ago first."""
 
     def __init__(self) -> None:
         self._shared: OrderedDict[Key, Shared] = OrderedDict()
         self._evicts = False  # simulators are closed to make room, so that they are built again and again
 
     def take(self, slot: EnvSlot, key: Key, limit: int) -> Shared:
-        """Gives the simulator of a task, and builds it if there is none."""
+        """Returns the simulator of a task for a slot, and builds it if there is none."""
         if key not in self._shared:
             self._make_room(limit)
             bddl_file, pictures, _ = key
@@ -95,7 +96,7 @@ class Simulators:
             self._evicts = True
 
     def forget(self, slot: EnvSlot) -> None:
-        """Closes the simulators that no other slot may come back to."""
+        """Removes a slot; closes simulators that no other slot uses."""
         for key, shared in [*self._shared.items()]:
             shared.users.discard(slot)
             if not shared.users and not shared.ahead:
@@ -112,7 +113,7 @@ def can_share() -> bool:
 
 
 class EnvSlot:
-    """An env slot's place among those that share the simulators of this process.
+    """An env slot among those that share the simulators of this process.
 
     Args:
         limit: simulators that the process keeps. Those that a slot is in are kept beyond that.
@@ -124,7 +125,7 @@ class EnvSlot:
         self.suspended: Suspended | None = None  # the slot's state while another has its simulator
 
     def enter(self, bddl_file: str, pictures: Pictures) -> TaskSimulator:
-        """Goes to a task. The simulator may hold another slot's state: set this slot's at once."""
+        """Switches the slot to a task. The simulator may hold another slot's state: set this slot's at once."""
         self._leave()
         alone = None if can_share() else self
         self.shared = _OF_PROCESS.take(self, (bddl_file, pictures, alone), self.limit)

@@ -39,7 +39,7 @@ _PLACEMENT_SEED = 0
 
 
 class SensorClock:
-    """Tells at which physics sub-step robosuite reads its sensors, by the arithmetic of its ``Observable.update``.
+    """Predicts the physics sub-steps at which robosuite reads its sensors, by the sums of its ``Observable.update``.
 
     An observation shows the sub-step at which the timer sampled, not the end of the control step. Rounding of floats
     decides which sub-step that is, so the same additions are made here.
@@ -66,7 +66,7 @@ class SensorClock:
 
 @dataclass
 class Suspended:
-    """The state of an env slot while another has its simulator."""
+    """The stored state of an env slot while another slot uses its simulator."""
 
     data: Any  # MuJoCo's, whole
     beside: dict[str, Any]  # entries of :meth:`TaskSimulator.get_state` that ``data`` lacks
@@ -219,7 +219,7 @@ class TaskSimulator:
         self._model.cam_pos[:], self._model.cam_quat[:] = state["cameras"]
 
     def suspend(self, before: Suspended | None) -> Suspended:
-        """Puts the state away for :meth:`resume`, with all that was computed from it: poses, contacts, pictures.
+        """Stores the state for :meth:`resume`, with all that was computed from it: poses, contacts, pictures.
 
         Args:
             before: what was put away for the same slot last time; its memory is used again.
@@ -229,7 +229,7 @@ class TaskSimulator:
         return Suspended(data, copy.deepcopy(self._beside_physics()), self._goals.open, self._pictures)
 
     def resume(self, state: Suspended) -> None:
-        """Goes on from what :meth:`suspend` has put away. The arrays are the simulator's from now on."""
+        """Restores a state of :meth:`suspend`. Its arrays are the simulator's from now on."""
         copy_data(self._model, state.data, self._data)
         self._set_beside_physics(state.beside)
         self._goals.open, self._pictures = state.open_goals, state.pictures
@@ -257,6 +257,7 @@ class TaskSimulator:
     # -- what a scripted expert reads (``experts.Scene``): as the sensors saw it, like pictures and robot_state
 
     def hand(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the position [3] (m) between the fingers and the hand's axes [3, 3] as columns."""
         data, site = self._shown(), self._robot.eef_site_id
         return data.site_xpos[site].copy(), data.site_xmat[site].reshape(3, 3).copy()
 
@@ -270,9 +271,11 @@ class TaskSimulator:
         return self._goals.reached(goal)
 
     def movable(self) -> list[str]:
+        """Lists the objects that can be taken, and what they are put into."""
         return [*self._domain.objects_dict]
 
     def place(self, name: str) -> np.ndarray:
+        """Returns the position [3] (m) of an object or a region."""
         return place_of(self._domain, self._shown(), name).copy()
 
     def boxes(self, name: str) -> Boxes:
@@ -287,6 +290,7 @@ class TaskSimulator:
         return Boxes(self.place(name)[None], axes.copy(), self._model.site_size[site][None])
 
     def obstacles(self, name: str) -> Boxes:
+        """Returns the boxes of everything but this object and the robot."""
         everything = np.arange(self._model.ngeom)
         return self._boxes(np.setdiff1d(everything, np.concatenate([self._geoms_of(name), self._robot_geoms()])))
 

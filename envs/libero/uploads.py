@@ -23,7 +23,7 @@ _CORNERS = ("mesh_face", "mesh_facenormal", "mesh_facetexcoord")
 
 @dataclass
 class Upload:
-    """A texture, or the two display lists of a mesh and its hull."""
+    """Data in a GL context that several models share: a texture, or the two display lists of a mesh and its hull."""
 
     name: int  # GL's; of the lists the first
     delete: Callable[[], None]
@@ -31,7 +31,7 @@ class Upload:
 
 
 class Canvas:
-    """A GL context of this process for pictures of one size, and what was uploaded to it."""
+    """A GL context of this process for pictures of one size, with the textures and meshes that were uploaded to it."""
 
     def __init__(self, width: int, height: int) -> None:
         import mujoco
@@ -43,7 +43,7 @@ class Canvas:
         self._uploads: dict[Key, Upload] = {}
 
     def context(self, model: Any) -> tuple[Any, list[Key]]:
-        """Makes MuJoCo's drawing context of a model.
+        """Makes MuJoCo's drawing context of a model, which reuses uploads of other models.
 
         Returns:
             It, and what it uses of the uploads; both go to :meth:`free`.
@@ -96,7 +96,7 @@ class Canvas:
         return self._uploads[key].name
 
     def free(self, context: Any, used: list[Key]) -> None:
-        """Frees a drawing context, and what it was the last to use."""
+        """Frees a drawing context, and uploads that nothing else uses."""
         self.gl.make_current()
         context.texture[:] = 0  # else MuJoCo deletes those of the canvas
         context.free()
@@ -110,7 +110,7 @@ _CANVASES: dict[tuple[int, int], Canvas] = {}
 
 
 def take_canvas(width: int, height: int) -> Canvas:
-    """Takes the process's canvas of a size, made current; :func:`leave_canvas` gives it back."""
+    """Makes the process's GL context for a picture size current; :func:`leave_canvas` gives it back."""
     if (width, height) not in _CANVASES:
         _CANVASES[width, height] = Canvas(width, height)
     canvas = _CANVASES[width, height]
@@ -120,6 +120,7 @@ def take_canvas(width: int, height: int) -> Canvas:
 
 
 def leave_canvas(canvas: Canvas) -> None:
+    """Gives back a GL context that :func:`take_canvas` made current."""
     canvas.users -= 1
     if not canvas.users:
         del _CANVASES[canvas.size]
@@ -141,7 +142,7 @@ def _small(model: Any) -> Iterator[None]:
 
 
 def texture_key(model: Any, number: int) -> Key:
-    """Names the content of a texture, with all that its upload reads."""
+    """Hashes the content of a texture, with all that its upload reads."""
     names = ("tex_type", *_SIZES, "tex_nchannel", "tex_colorspace")
     shape = [int(getattr(model, name)[number]) for name in names if hasattr(model, name)]
     width, height, channels = (int(getattr(model, name)[number]) for name in (*_SIZES, "tex_nchannel"))
@@ -150,7 +151,7 @@ def texture_key(model: Any, number: int) -> Key:
 
 
 def mesh_key(model: Any, number: int) -> Key:
-    """Names the content of a mesh and its hull, with all that their upload reads."""
+    """Hashes the content of a mesh and its hull, with all that their upload reads."""
     parts = [_part(model, "mesh_vert", "mesh_vertadr", "mesh_vertnum", number)]
     parts.append(_part(model, "mesh_normal", "mesh_normaladr", "mesh_normalnum", number))
     if textured := int(model.mesh_texcoordadr[number]) >= 0:

@@ -16,23 +16,28 @@ from .facts import INSTRUCTIONS, SimParams
 _SIM_KEYS = ("id", "control_mode", "robot_uids", "obs_mode", "shader_pack", "sim_config", "task_kwargs")
 
 
-def sim_params(given: Mapping[str, Any], task_file: str | None) -> SimParams:
+def sim_params(init_params: Mapping[str, Any], task_file: str | None) -> SimParams:
+    """Makes the simulator's arguments from ``env.train.init_params``. Raises ConfigError or UnknownKeyError, naming the
+    key."""
     known = (*_SIM_KEYS, *Cameras.KEYS)
-    for key in given:
+    for key in init_params:
         if key not in known:
             message = f"unknown key 'env.train.init_params.{key}'.{did_you_mean(key, known)}"
             hint = "arguments of the task's class go under env.train.init_params.task_kwargs"
             raise UnknownKeyError(message, f"remove it, or use one of: {', '.join(known)}; {hint}")
-    if not isinstance(given.get("id"), str):
+    if not isinstance(init_params.get("id"), str):
         raise ConfigError(
-            f"env.train.init_params.id is {given.get('id')!r}, expected a task's name",
+            f"env.train.init_params.id is {init_params.get('id')!r}, expected a task's name",
             "set env.train.init_params.id=PickCube-v1",
         )
-    check_name("obs_mode", given.get("obs_mode", "rgb"), ("rgb", "rgb+segmentation"), "env.train.init_params.obs_mode")
-    return SimParams(**{key: given[key] for key in _SIM_KEYS if key in given}, task_file=task_file)
+    check_name(
+        "obs_mode", init_params.get("obs_mode", "rgb"), ("rgb", "rgb+segmentation"), "env.train.init_params.obs_mode"
+    )
+    return SimParams(**{key: init_params[key] for key in _SIM_KEYS if key in init_params}, task_file=task_file)
 
 
 def check_file(task: str, key: str, path: str | None) -> None:
+    """Raises AssetsMissingError if the file that ``env.train.KEY`` names is not there; None passes."""
     if path is not None and not Path(path).is_file():
         raise AssetsMissingError(f"{task}: there is no file {path} (env.train.{key})", _how_to_get(task, key))
 
@@ -52,6 +57,7 @@ def _how_to_get(task: str, key: str) -> str:
 def instructions(
     task: str, instruction: str | None, objects_file: str | None, objects: Sequence[int]
 ) -> tuple[str, ...]:
+    """Returns the instructions of a task: the configured or known one, or one for each object."""
     if objects_file is None:
         text = instruction or INSTRUCTIONS.get(task)
         if text is None:

@@ -86,7 +86,7 @@ def _built_alike() -> Iterator[None]:
 
 
 def load_file(path: str) -> ModuleType:
-    """Import a Python file by its path, once."""
+    """Imports a Python file by its path, once."""
     name = f"embodied_maniskill_task_{Path(path).stem}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)

@@ -38,23 +38,24 @@ class Cameras:
     KEYS = ("camera_names", "camera_heights", "camera_widths", "camera_views")
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Cameras:
-        """Reads ``init_params``. Raises ConfigError, UnknownNameError or UnknownKeyError, naming the key."""
-        names = given.get("camera_names", cls.names)
+    def of(cls, init_params: Mapping[str, Any]) -> Cameras:
+        """Reads cameras from ``init_params``. Raises ConfigError, UnknownNameError or UnknownKeyError,
+        naming the key."""
+        names = init_params.get("camera_names", cls.names)
         if isinstance(names, str) or not names:
             raise ConfigError(
                 f"{KEY}.camera_names is {names!r}, expected a list of names", f"set {KEY}.camera_names=[base_camera]"
             )
-        height, width = given.get("camera_heights", cls.height), given.get("camera_widths", cls.width)
+        height, width = init_params.get("camera_heights", cls.height), init_params.get("camera_widths", cls.width)
         check_range(f"{KEY}.camera_heights", height, *SIZE_LIMITS)
         check_range(f"{KEY}.camera_widths", width, *SIZE_LIMITS)
-        views = given.get("camera_views") or {}
+        views = init_params.get("camera_views") or {}
         for name in views:
             check_name("camera", name, names, f"{KEY}.camera_views")
         return cls(tuple(names), int(height), int(width), {name: _view(name, views[name]) for name in views})
 
     def sensor_configs(self, shader_pack: str) -> dict[str, Any]:
-        """Gives ``sensor_configs`` of ``gym.make``. Imports mani_skill if there are views."""
+        """Makes the ``sensor_configs`` of ``gym.make``. Imports mani_skill if there are views."""
         views = {name: _as_config(view) for name, view in self.views.items()}
         return {"height": self.height, "width": self.width, "shader_pack": shader_pack, **views}
 

@@ -33,7 +33,7 @@ print("CUDA_DEVICE=" + torch.cuda.get_device_name(0))
 
 
 def wants_gpu(sim_backend: str, rebuilds: bool, environ: Mapping[str, str] = os.environ) -> bool:
-    """Decides whether a task is simulated on a GPU. Imports nothing.
+    """Returns whether a task is simulated on a GPU. Imports nothing.
 
     "auto" says yes if NVIDIA's driver shows a GPU, torch was built for it, and the task can be simulated there.
 
@@ -52,7 +52,7 @@ def _torch_has_cuda() -> bool:
 
 
 def check_cuda() -> str:
-    """Tries GPU simulation in a process of its own and gives the GPU's name. Takes some seconds.
+    """Tries GPU simulation in a child process and returns the GPU's name. Takes some seconds.
 
     Raises:
         AssetsMissingError: SAPIEN's library for GPU simulation was not downloaded; each worker would do it.

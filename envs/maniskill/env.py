@@ -43,7 +43,7 @@ SEED_STREAM = 2**30
 
 
 class ManiSkillEnv:
-    """One ManiSkill slot.
+    """One env slot of ManiSkill 3, simulated by SAPIEN.
 
     Observation: ``images`` uint8 [C, H, W, 3], upright, ``images[i]`` from ``camera_names[i]``; ``state`` float32 [S]:
     the fields named by ``state``, in that order. ``proprio`` [8] is LIBERO's state: gripper position (m, 3), axis-angle
@@ -212,14 +212,15 @@ class ManiSkillEnv:
         return ManiSkillBatch(self, num_slots)
 
     def make_simulator(self, copies: int) -> TaskSimulator:
-        """Builds a simulator with so many copies of the task. Takes seconds."""
+        """Builds a simulator with ``copies`` copies of the task. Takes seconds."""
         device = device_of() if self._on_gpu else "cpu"
         return TaskSimulator(
             self._params, self._renderer, self._cameras, self._show_goal, self._info_reward, device, copies
         )
 
     def seed_and_options(self, start: Start) -> tuple[int, dict[str, int]]:
-        """Gives what ``env.reset`` takes for a start. Raises :class:`ConfigError` if there is no such start."""
+        """Returns seed and options of ``env.reset`` for a start. Raises :class:`ConfigError` if there is no
+        such start."""
         check_range("task_id of a start", start.task_id, 0, len(self._spec.tasks) - 1)
         last = self._spec.num_init_states[start.task_id] - 1
         check_range("init_state_id of a start", start.init_state_id, 0, last)
@@ -260,7 +261,7 @@ class ManiSkillEnv:
         self._sim.set_state(state)
 
     def move_camera(self, name: str, translation: np.ndarray, rotation: np.ndarray) -> None:
-        """See :class:`embodied.protocols.MovesCameras`."""
+        """Moves and turns a camera until the next reset (:class:`embodied.protocols.MovesCameras`)."""
         self._sim.move_camera(name, translation, rotation)
 
     def _expert(self) -> Iterator[np.ndarray]:
@@ -280,6 +281,7 @@ class ManiSkillBatch:
 
     @property
     def simulator(self) -> TaskSimulator:
+        """The simulator of all slots, built when it is first used."""
         if self._simulator is None:
             self._simulator = self._env.make_simulator(self._num_slots)
         return self._simulator

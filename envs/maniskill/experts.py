@@ -19,13 +19,13 @@ Waypoints = Iterator[tuple[np.ndarray, float]]
 
 
 def action_towards(target: np.ndarray, hand: np.ndarray, gripper: float, dims: int) -> np.ndarray:
-    """Action float32 [4] or [7] that moves the gripper towards a position, without turning it."""
+    """Computes the action float32 [4] or [7] that moves the gripper towards a position (m), without turning it."""
     move = np.clip(GAIN * (target - hand) / STEP_M, -1, 1)
     return np.concatenate([move, np.zeros(dims - 4), [gripper]]).astype(np.float32)
 
 
 def within_reach(sim: Any, action: np.ndarray) -> np.ndarray:
-    """The action, or the largest of its half, quarter and eighth that the arm can follow.
+    """Shortens an expert's action to what the arm can follow: itself, half, a quarter or an eighth of it.
 
     ManiSkill's controller does not move at all towards a point for which it finds no joint positions, and near the end
     of its reach a whole step asks for one. An expert that went on asking would stand still, and teach to stand still.
@@ -45,7 +45,7 @@ def within_reach(sim: Any, action: np.ndarray) -> np.ndarray:
 
 
 def hand_of(sim: Any) -> np.ndarray:
-    """Position of the point between the fingers, m."""
+    """Returns the position [3] (m) of the point between the fingers."""
     return _position(sim.agent.tcp)
 
 
@@ -79,13 +79,14 @@ def _grasp(sim: Any, thing: Any) -> Waypoints:
 
 
 def pick_cube(sim: Any) -> Waypoints:
+    """Scripted expert of PickCube: grasps the cube and carries it to the goal."""
     yield from _grasp(sim, sim.cube)
     while True:  # the cube, not the hand, is to be at the goal
         yield hand_of(sim) + _position(sim.goal_site) - _position(sim.cube), CLOSED
 
 
 def push_cube(sim: Any) -> Waypoints:
-    """Goes behind the cube (nearer to the robot), down to the table, and forwards."""
+    """Scripted expert of PushCube: goes behind the cube (nearer to the robot), down to the table, and forwards."""
     behind = np.array([-0.09, 0.0, 0.0])
     yield from _go(sim, lambda: _position(sim.obj) + behind + _up(0.06), CLOSED, 0.03, 20)
     yield from _go(sim, lambda: _position(sim.obj) + behind, CLOSED, 0.015, 12)
@@ -95,7 +96,7 @@ def push_cube(sim: Any) -> Waypoints:
 
 
 def pull_cube(sim: Any) -> Waypoints:
-    """Goes beyond the cube, down to the table, and back."""
+    """Scripted expert of PullCube: goes beyond the cube, down to the table, and back."""
     beyond = np.array([0.07, 0.0, 0.0])
     yield from _go(sim, lambda: _position(sim.obj) + beyond + _up(0.08), CLOSED, 0.03, 20)
     yield from _go(sim, lambda: _position(sim.obj) + beyond, CLOSED, 0.015, 12)
@@ -105,6 +106,7 @@ def pull_cube(sim: Any) -> Waypoints:
 
 
 def stack_cube(sim: Any) -> Waypoints:
+    """Scripted expert of StackCube: grasps one cube, carries it over the other, lowers and opens."""
     yield from _grasp(sim, sim.cubeA)
 
     def above(metres: float) -> Callable[[], np.ndarray]:

@@ -128,7 +128,7 @@ def package_folder() -> Path:
 
 @functools.cache
 def registered(folder: Path, task_file: str | None) -> tuple[str, ...]:
-    """Reads the names of all registered tasks from the source of the package and of the user's file."""
+    """Lists the names of all registered tasks, read from the source of the package and of the user's file."""
     files = [*sorted((folder / "envs").rglob("*.py")), *([Path(task_file)] if task_file else [])]
     return tuple(
         dict.fromkeys(name for file in files for name in _REGISTERED.findall(file.read_text(encoding="utf-8")))
@@ -136,14 +136,15 @@ def registered(folder: Path, task_file: str | None) -> tuple[str, ...]:
 
 
 def check_task(params: SimParams) -> None:
-    """Raises :class:`UnknownNameError`, or :class:`AssetsMissingError` if ManiSkill is not installed."""
+    """Checks that a task is registered. Raises :class:`UnknownNameError`, or :class:`AssetsMissingError` if ManiSkill
+    is not installed."""
     names = registered(package_folder(), params.task_file)
     if params.id not in names:
         raise unknown_name("ManiSkill task", params.id, names, "env.train.init_params.id")
 
 
 def facts_of(params: SimParams) -> TaskFacts:
-    """Takes the facts from the table, else from the cache, else from a process that builds the task.
+    """Returns a task's facts, from the table, else from the cache, else from a child process that builds the task.
 
     Raises:
         AssetsMissingError: the task's assets are not on this machine.
@@ -164,7 +165,8 @@ def _from_table(params: SimParams) -> TaskFacts | None:
 
 
 def ask(params: SimParams) -> TaskFacts:
-    """Asks the simulator. The answer is kept in the cache folder for the installed version and these parameters."""
+    """Builds the task in a child process to learn its facts; they are cached for the installed version and these
+    parameters."""
     file = cache_folder("maniskill") / f"{_fingerprint(params)}.json"
     try:
         return _decode(json.loads(file.read_text(encoding="utf-8")))

@@ -10,7 +10,7 @@ from ..shared.rotations import quaternion_of
 
 
 class MovedCameras:
-    """Moves cameras of a simulator with one copy, and puts them back."""
+    """Moves cameras of a simulator with one copy for an episode, and puts them back."""
 
     def __init__(self) -> None:
         self.moves: list[tuple[str, np.ndarray, np.ndarray]] = []  # moves since the cameras stood where they belong
@@ -28,6 +28,7 @@ class MovedCameras:
         self.moves.append((name, np.array(translation), np.array(rotation)))
 
     def put_back(self) -> None:
+        """Puts all moved cameras back."""
         for camera, pose in reversed(self._poses):
             camera.set_local_pose(pose)
         self.moves, self._poses = [], []

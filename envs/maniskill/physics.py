@@ -6,7 +6,7 @@ from typing import Any
 
 
 def renew(env: Any) -> None:
-    """Move all bodies, cameras and lights of a CPU env of ManiSkill into a scene with a new physics system.
+    """Moves all bodies, cameras and lights of a CPU env of ManiSkill into a scene with a new physics system.
 
     ``BaseEnv.reset`` writes poses and velocities, but the PhysX scene keeps more: from the first contact on, the same
     start and the same actions lead to numbers that differ by 1e-8 to 1e-3, by what ran before. Removing the bodies

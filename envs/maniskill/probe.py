@@ -18,7 +18,7 @@ from .state import read_state
 
 
 def describe(params: SimParams) -> TaskFacts:
-    """Builds the task, asks it, and drops it. Raises what :func:`make_env` raises."""
+    """Builds a task, reads its facts, and drops it. Raises what :func:`make_env` raises."""
     import torch
     from mani_skill.sensors.camera import parse_camera_configs
     from mani_skill.utils.registration import REGISTERED_ENVS

@@ -49,23 +49,23 @@ class VulkanChoice:
     driver: str = ""  # the device, as Vulkan names it
 
 
-def check_vulkan(wanted: str = "auto") -> VulkanChoice:
+def check_vulkan(renderer: str = "auto") -> VulkanChoice:
     """Finds a Vulkan device that SAPIEN accepts. Takes about 1 s and leaves no trace in this process.
 
     Args:
-        wanted: "gpu", "cpu" (software), or "auto": the first that works.
+        renderer: "gpu", "cpu" (software), or "auto": the first that works.
 
     Raises:
-        UnknownNameError: ``wanted`` is none of these.
+        UnknownNameError: ``renderer`` is none of these.
         RendererUnavailableError: none works; the message holds what each said.
     """
-    if wanted not in ("auto", *DEVICES):
-        raise unknown_name("renderer", wanted, ("auto", *DEVICES), "env.train.renderer")
+    if renderer not in ("auto", *DEVICES):
+        raise unknown_name("renderer", renderer, ("auto", *DEVICES), "env.train.renderer")
     said: list[str] = []
-    for name in DEVICES if wanted == "auto" else (wanted,):
+    for name in DEVICES if renderer == "auto" else (renderer,):
         ok, text = _try_device(name)
         if ok:
-            why = "; ".join(said) if said else "first choice" if wanted == "auto" else "asked for by renderer"
+            why = "; ".join(said) if said else "first choice" if renderer == "auto" else "asked for by renderer"
             return VulkanChoice(name, f"Vulkan on {text}; {why}", text)
         said.append(f"{name}: {text}")
     raise RendererUnavailableError("SAPIEN found no Vulkan device to render on: " + "; ".join(said), REMEDY)

@@ -218,7 +218,7 @@ class TaskSimulator:
     # -- observations ------------------------------------------------------------------------------------------------
 
     def pictures(self, slots: Sequence[int], cameras: Sequence[str]) -> np.ndarray:
-        """Gives upright pictures of some copies, uint8 [n, C, H, W, 3].
+        """Renders upright pictures of some copies, uint8 [n, C, H, W, 3].
 
         All copies are rendered together, once for each state. The pictures asked for leave the device in one copy.
         """
@@ -261,7 +261,7 @@ class TaskSimulator:
         return {name: seen[name]["rgb"].to(self._torch.uint8) for name in self._cameras}
 
     def state(self, fields: Sequence[str]) -> np.ndarray:
-        """Joins fields of :func:`read_state`: float32 [N, S]."""
+        """Joins the given fields of :func:`read_state`: float32 [N, S]."""
         if self._fast is not None and (known := self._fast.state(fields)) is not None:
             return known
         with self._torch.inference_mode():
@@ -271,7 +271,7 @@ class TaskSimulator:
     # -- one copy on the CPU -----------------------------------------------------------------------------------------
 
     def expert(self, waypoints: Callable[[Any], Waypoints]) -> Iterator[np.ndarray]:
-        """Gives the actions of a script of ``experts``; each is computed from the state that the last one led to."""
+        """Yields the actions of a scripted expert; each is computed from the state that the last one led to."""
         script = waypoints(self.env)
         while True:
             with self._torch.inference_mode():
@@ -284,14 +284,14 @@ class TaskSimulator:
             yield action
 
     def physics(self) -> np.ndarray:
-        """ManiSkill's flat state of all bodies of the first copy, float32 [n]."""
+        """Returns ManiSkill's flat state of all bodies of the first copy, float32 [n]."""
         with self._torch.inference_mode():
             return self.env.get_state().cpu().numpy()[0].copy()
 
     def get_state(self) -> dict[str, Any]:
-        """Gives the start and the actions since. PhysX keeps contacts and link poses that cannot be written back: with
-        positions, velocities and targets restored, the numbers differ from the first step on. Repeated actions give
-        the same numbers.
+        """Returns the start and the actions since, which :meth:`set_state` repeats. PhysX keeps contacts and link poses
+        that cannot be written back: with positions, velocities and targets restored, the numbers differ from the first
+        step on. Repeated actions give the same numbers.
 
         Raises:
             ConfigError: on a GPU, where the same actions lead elsewhere.

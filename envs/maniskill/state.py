@@ -11,7 +11,7 @@ from ..shared.rotations import axis_angle
 
 
 def read_state(env: Any) -> dict[str, np.ndarray]:
-    """Reads what ManiSkill gives beside the pictures in its visual observation modes: fields [N, n] of N copies.
+    """Reads ManiSkill's observation without pictures: fields [N, n] of N copies, as in its visual observation modes.
 
     These are the robot's proprioception and what belongs to the task (``goal_pos``), but no poses of objects.
     ``proprio`` is made of them: gripper position, axis-angle and both fingers, as in LIBERO's state. The values leave
@@ -33,7 +33,8 @@ def read_state(env: Any) -> dict[str, np.ndarray]:
 
 
 def proprio(tcp_pose: np.ndarray, qpos: np.ndarray) -> np.ndarray:
-    """Gripper position, axis-angle and both fingers [8], from the gripper's pose [7] and the joints."""
+    """Returns the proprioception [8]: gripper position, axis-angle and both fingers, from the gripper's pose [7] and
+    the joints."""
     w, x, y, z = map(float, tcp_pose[3:])
     return np.concatenate([tcp_pose[:3], axis_angle(x, y, z, w), qpos[-2:]])
 

@@ -37,10 +37,10 @@ class Frustum:
         return cls(np.array(inside, float) @ to_camera)
 
     def misses(self, corners: np.ndarray) -> np.ndarray:
-        """Marks boxes that are not seen, bool [n], from their corners [n, 8, 4] (x, y, z, 1)."""
+        """Marks boxes that lie outside the view volume, bool [n], from their corners [n, 8, 4] (x, y, z, 1)."""
         return ((corners @ self.planes.T) < 0).all(axis=1).any(axis=1)
 
 
 def corners(low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Corners [8, 4] (x, y, z, 1) of a box along the axes; ``low`` and ``high`` [3]."""
+    """Returns the corners [8, 4] (x, y, z, 1) of a box along the axes; ``low`` and ``high`` [3]."""
     return np.array([[*corner, 1.0] for corner in itertools.product(*zip(low, high, strict=True))])

@@ -13,7 +13,8 @@ TRIAL_TIMEOUT_S = 60.0
 
 
 def try_in_process(code: str, arguments: Sequence[str], variables: Mapping[str, str], answer: str) -> tuple[bool, str]:
-    """Runs Python ``code`` in a process of its own, because graphics drivers crash instead of raising.
+    """Runs Python ``code`` in a child process, because graphics drivers crash instead of raising; returns whether it
+    answered, and the answer.
 
     Args:
         variables: environment variables to add to those of this process.

@@ -10,7 +10,7 @@ import numpy as np
 
 
 def release(array: np.ndarray) -> None:
-    """Gives the whole memory pages of an array back; its content is lost and reads as zero."""
+    """Returns the memory pages of an array to the system; its content is lost and reads as zero."""
     if sys.platform != "linux":
         return
     first = -(-array.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE

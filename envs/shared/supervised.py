@@ -45,12 +45,12 @@ def supervise(work: Callable[[], str], finish: Callable[[], None], folder: Path,
         _work(work, finish, folder)
     status = _watched(process, folder / ANSWER, limit_s, grace_s)
     _end_descendants()
-    written(folder / ENDED, status)
+    write_whole(folder / ENDED, status)
     return 0
 
 
 def closed(close: Callable[[], None], limit_s: float) -> None:
-    """Calls ``close``, which others wrote, and goes on without it after a time.
+    """Calls ``close``, which is a user's code, and gives up waiting for it after ``limit_s`` seconds.
 
     Args:
         limit_s: seconds. Native code that never comes back to Python is not interrupted.
@@ -77,8 +77,8 @@ def _leave(signum: int, frame: FrameType | None) -> None:
     raise _Left
 
 
-def written(file: Path, text: str) -> None:
-    """Writes a file that is either whole or not there. (``lib.whole`` is not imported yet: see above.)"""
+def write_whole(file: Path, text: str) -> None:
+    """Writes a file atomically. (``lib.whole`` is not imported yet: see above.)"""
     aside = file.with_name(f".{file.name}.{os.getpid()}")
     aside.write_text(text, encoding="utf-8")
     aside.replace(file)
@@ -94,7 +94,7 @@ def _work(work: Callable[[], str], finish: Callable[[], None], folder: Path) -> 
     try:
         answer = work()
         if os.getpid() == own:  # a fork of the work is not it
-            written(folder / ANSWER, answer)
+            write_whole(folder / ANSWER, answer)
             finish()
     except SystemExit as ending:
         status = ending.code if isinstance(ending.code, int) else int(ending.code is not None)

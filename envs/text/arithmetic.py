@@ -31,8 +31,8 @@ T = TypeVar("T")
 
 
 class Chains:
-    """A custom data set of chains: ``data=embodied.envs.text.arithmetic:Chains``. A problem is a function of
-    ``(seed, number)``.
+    """A custom data set of sums and differences of digits: ``data=embodied.envs.text.arithmetic:Chains``. A problem is
+    a function of ``(seed, number)``.
 
     Args:
         terms: fewest and most terms of a chain.
@@ -65,7 +65,7 @@ class Chains:
         return Chains(self._terms, self._count, self._seed, "eval") if self._split == "auto" else self
 
     def chain(self, number: int) -> tuple[str, list[int]]:
-        """Prompt and partial sums of a problem."""
+        """Returns prompt and partial sums of a problem."""
         return draw_in_split(self._split, (self._seed, number, _CHAINS), self._draw)
 
     def _draw(self, random: np.random.Generator) -> tuple[str, list[int]]:
@@ -77,7 +77,7 @@ class Chains:
 
 
 def worked(partial: Sequence[int]) -> str:
-    """The worked solution from all partial sums, of which the first is the first term.
+    """Formats the worked solution from all partial sums, of which the first is the first term.
 
     >>> worked([7, 9, 0, 4])
     '9,0;4'
@@ -86,7 +86,7 @@ def worked(partial: Sequence[int]) -> str:
 
 
 def demonstrations(terms: Sequence[int] = (3, 6), count: int = 10_000, seed: int = 0) -> list[dict[str, str]]:
-    """Rows of prompt and worked response for supervised learning, of training problems alone.
+    """Makes demonstrations for supervised learning: rows of prompt and worked response, of training problems alone.
 
     >>> demonstrations([3, 3], 1)
     [{'prompt': '9-8+2=', 'response': '1;3'}]
@@ -96,7 +96,7 @@ def demonstrations(terms: Sequence[int] = (3, 6), count: int = 10_000, seed: int
 
 
 def split_of(prompt: str) -> str:
-    """Whether a prompt belongs to train or to eval, by its hash: the same in every run, for every seed."""
+    """Assigns a prompt to train or eval by its hash: the same in every run, for every seed."""
     drawn = int.from_bytes(hashlib.blake2b(prompt.encode(), digest_size=4).digest())
     return "eval" if drawn < EVAL_SHARE * 2**32 else "train"
 
@@ -125,22 +125,22 @@ def draw_in_split(
 
 
 def generator(seed: int, number: int, purpose: int, attempt: int = 0) -> np.random.Generator:
-    """A generator whose numbers belong to its arguments alone: they are key and counter of a Philox generator."""
+    """Makes the random generator of a problem: its arguments are key and counter of a Philox generator."""
     key, counter = np.array([seed, purpose], np.uint64), np.array([0, 0, number, attempt], np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
-def check_terms(what: str, given: Sequence[int], low: int, high: int) -> None:
-    """Raises :class:`ConfigError` for what is no pair of whole numbers from ``low`` to ``high``, the smaller one
-    first."""
-    fits = len(given) == 2 and all(isinstance(number, int) and low <= number <= high for number in given)
-    if not fits or given[0] > given[1]:
+def check_terms(key: str, value: Sequence[int], low: int, high: int) -> None:
+    """Raises :class:`ConfigError`, naming ``key``, unless ``value`` is a pair of whole numbers from ``low`` to
+    ``high``, the smaller one first."""
+    fits = len(value) == 2 and all(isinstance(number, int) and low <= number <= high for number in value)
+    if not fits or value[0] > value[1]:
         raise ConfigError(
-            f"env.train.data_args.{what} is {list(given)}, expected fewest and most, from {low} to {high}",
-            f"set env.train.data_args.{what}=[{low},{min(high, low + 3)}]",
+            f"env.train.data_args.{key} is {list(value)}, expected fewest and most, from {low} to {high}",
+            f"set env.train.data_args.{key}=[{low},{min(high, low + 3)}]",
         )
 
 
 def check_seed(seed: int) -> None:
-    """Raises :class:`ConfigError` for what is no seed."""
+    """Raises :class:`ConfigError` unless ``seed`` is a whole number from 0."""
     check_range("env.train.data_args.seed", seed, 0, 2**32 - 1)

@@ -39,7 +39,7 @@ _NUMBERS, _STYLE = 2, 3  # numbers of random streams
 
 
 class CalculatorEnv(TextEnv):
-    """Problems in which the model may call a calculator: ``<calc>17*23</calc>``.
+    """A text env in which the model may call a calculator: ``<calc>17*23</calc>``.
 
     The first call of a response is evaluated (:mod:`embodied.envs.text.expression`). The next observation is the
     transcript so far: prompt, response up to the call, and ``<result>391</result>``. A conversation gets a message of
@@ -97,7 +97,7 @@ class CalculatorEnv(TextEnv):
 
 
 def answered(expression: str, results: bool = True) -> str:
-    """What the calculator says; nothing but an empty result without ``results``."""
+    """Makes the calculator's reply to an expression; nothing but an empty result without ``results``."""
     if not results:
         return "<result></result>"
     try:
@@ -107,14 +107,14 @@ def answered(expression: str, results: bool = True) -> str:
 
 
 def continued(prompt: Prompt, response: str, result: str) -> Prompt:
-    """The transcript after a call."""
+    """Appends a response and the calculator's reply to the prompt."""
     if isinstance(prompt, str):
         return f"{prompt}{response}{result}"
     return (*prompt, {"role": "assistant", "content": response}, {"role": "tool", "content": result})
 
 
 class Numbers:
-    """A custom data set of sums and products of numbers that are too long for mental arithmetic.
+    """A custom data set of sums and products of numbers too long for mental arithmetic.
 
     A problem is a function of ``(seed, number)``. Evaluations have problems of their own, as with
     :class:`embodied.envs.text.arithmetic.Chains`.
@@ -185,7 +185,7 @@ def _check_size(digits: int, operations: Sequence[str]) -> None:
 def demonstrations(
     count: int = 10_000, seed: int = 0, call_share: float = 0.5, results: bool = True, **options: Any
 ) -> list[dict[str, str]]:  # fmt: skip
-    """Rows of prompt and response for supervised learning, of training problems alone.
+    """Makes demonstrations for supervised learning: rows of prompt and response, of training problems alone.
 
     A problem that is solved with a call gives two rows: the call, and the answer after its result. One that is solved
     without gives one row, with the right answer, which a small model can only guess at. So a model that is cloned from

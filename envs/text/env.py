@@ -18,7 +18,7 @@ BOXED = ({"name": "boxed"},)
 
 
 class MathEnv(TextEnv):
-    r"""Problems of data files, or of custom data sets.
+    r"""A text env of problems from data files or custom data sets, judged by a verifier.
 
     Observation: ``instruction`` uint8 [P], the prompt, or the conversation if the data or the options make one. If
     rows have pictures, also ``pictures`` uint8 [max_images, image_size, image_size, 3], in the order in which
@@ -130,7 +130,7 @@ def _size(image_size: int | None) -> int:
 
 
 def paths_of(data: str | list[str] | None) -> list[str]:
-    """One or several data files as a list. Raises :class:`ConfigError` if there is none."""
+    """Converts ``data`` to a list of data files. Raises :class:`ConfigError` if there is none."""
     if not data:
         raise ConfigError(
             "env.train.data is not set: no problems",

@@ -24,12 +24,12 @@ _SAME = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "^": "**"})
 
 
 class BadExpression(Exception):
-    """It cannot be evaluated: why, for the model to read."""
+    """An expression cannot be evaluated; the text says why, for the model to read."""
 
 
 def calculate(text: str) -> str:
-    """The value of an expression: a whole number, or a decimal that is rounded to 6 places. The operations are those of
-    the module; ``×``, ``÷`` and ``^`` are read as well.
+    """Evaluates an arithmetic expression: returns a whole number, or a decimal that is rounded to 6 places. The
+    operations are those of the module; ``×``, ``÷`` and ``^`` are read as well.
 
     Raises:
         BadExpression: it is too long, is none, divides by zero, or a number becomes too large.

@@ -26,7 +26,7 @@ SHOWN = 200
 
 
 class VerifierFailed(Exception):
-    """There is no verdict on one response; the text says why."""
+    """A verifier could not judge a response; the text says why."""
 
     def __init__(self, why: str, kind: str = "errors") -> None:
         super().__init__(why, kind)
@@ -34,7 +34,8 @@ class VerifierFailed(Exception):
 
 
 class Tolerant:
-    """Gives ``failure_reward`` and no success where a verifier fails, counts it, and writes it to the worker's log.
+    """Wraps a verifier: where it fails, gives ``failure_reward`` and no success, counts it, and writes it to the
+    worker's log.
 
     Args:
         label: names the verifier in messages.
@@ -66,7 +67,7 @@ class Tolerant:
         return verdict
 
     def unreadable(self, problem: Problem) -> str | None:
-        """Why no response to this problem could have a verdict; None if one could, or if only asking tells."""
+        """Returns why no response to this problem could be judged; None if one could, or if only asking tells."""
         try:
             if self._reads is not None:
                 self._reads(problem)

@@ -22,7 +22,7 @@ import numpy as np
 
 from embodied.errors import ConfigError, DatasetError
 from embodied.rows.custom import HoldsOut, Numbered, is_custom, load_custom
-from embodied.rows.files import SourceFile, kept
+from embodied.rows.files import SourceFile, cached
 from embodied.rows.formats import ArrowCopy, Rows
 from embodied.rows.hub import WHOLE, Part, source_of
 from embodied.rows.opening import open_source
@@ -39,7 +39,7 @@ EVAL_SEEDS = 2**30  # seeds of evaluation starts begin here (embodied.runtime.pl
 
 @dataclass(frozen=True)
 class Source:
-    """Problems of one file or data set, as starts."""
+    """The problems of one file or data set, as one task of an env with a start for each."""
 
     name: str  # name of the task
     rows: Rows
@@ -55,7 +55,7 @@ class Source:
         return len(self.numbers)
 
     def problem(self, init_state_id: int, seed: int) -> Problem:
-        """The problem of a start.
+        """Reads the problem of a start.
 
         Args:
             seed: of the start; one of an evaluation is :data:`EVAL_SEEDS` or more.
@@ -147,7 +147,7 @@ def _open_file(
     copy = [len(rows), *rows.copy_state] if isinstance(rows, ArrowCopy) else []
     options = json.dumps([asdict(reading), filtered, str(part), limit and limit.identity, verifier, _READING, *copy])
     digest = hashlib.sha256(options.encode()).hexdigest()[:16]
-    usable, notes, pictured = kept(file, f"survey-{digest}.npz", make, load)
+    usable, notes, pictured = cached(file, f"survey-{digest}.npz", make, load)
     skipped, order = int(len(rows) - len(usable)), selection.order(usable, len(rows))
     return Source(name, rows, reading, order, tuple(notes), rows, skipped, pictured, file.folder)
 
@@ -173,7 +173,7 @@ def _unreadable(verifier: str) -> Unreadable | None:
 
 
 def of_numbers(name: str, rows: Rows, reading: Reading, selection: Selection) -> Source:
-    """A source of rows that are made when they are asked for, all of which are problems.
+    """Makes a source of rows that are generated on demand, all of which are problems.
 
     Raises:
         DatasetError: there is none, or evaluations have another number of them.

@@ -23,7 +23,7 @@ _MAX_PICTURES = 64
 
 
 class Missing(Exception):
-    """The row lacks something, and is no problem.
+    """Raised for a row that lacks a column or a value, and so is no problem.
 
     Args:
         what: it lacks.
@@ -39,7 +39,7 @@ class Missing(Exception):
 
 
 class TooLong(Exception):
-    """The prompt has this many bytes, more than an observation holds."""
+    """Raised for a prompt of ``size`` bytes, more than an observation holds."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -48,7 +48,8 @@ class TooLong(Exception):
 
 @dataclass(frozen=True)
 class Reading:
-    """How rows are read. Meaning of the fields: :class:`embodied.envs.text.env.MathEnv`."""
+    """How rows of data become problems: columns, system prompt, template, limits. Meaning of the fields:
+    :class:`embodied.envs.text.env.MathEnv`."""
 
     prompt_key: str = "prompt"
     answer_key: str | None = "answer"
@@ -71,7 +72,7 @@ class Reading:
             _check_template(self.template)
 
     def problem(self, row: Row, number: int) -> Problem:
-        """The problem in a row.
+        """Makes the problem of a row.
 
         Args:
             number: of the row in its source.
@@ -178,12 +179,12 @@ class Reading:
 
 
 def text_of(prompt: Prompt) -> str:
-    """The prompt as an observation holds it."""
+    """Formats a prompt as an observation holds it."""
     return prompt if isinstance(prompt, str) else instructions.of_messages(prompt)
 
 
 def value_of(row: Row, key: str) -> Any:
-    """The value of a column, or of what lies inside it (``reward_model.ground_truth``); None if there is none."""
+    """Reads the value of a column, or of what lies inside it (``reward_model.ground_truth``); None if there is none."""
     if key in row:
         return row[key]
     value: Any = row
@@ -195,7 +196,7 @@ def value_of(row: Row, key: str) -> Any:
 
 
 def no_column(where: str, missing: Missing, row: Row) -> DatasetError:
-    """The error for a column that no row has a value in."""
+    """Makes the error for a column that has a value in no row."""
     names, column = list(row), missing.key.partition(".")[0]
     hint = "" if column in names else did_you_mean(column, names)
     return DatasetError(

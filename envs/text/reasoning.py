@@ -39,7 +39,7 @@ else:
 
 
 class ReasoningEnv(TextEnv):
-    """Tasks of reasoning-gym, each with starts of its own.
+    """A text env of reasoning-gym's tasks, each with starts of its own.
 
     A problem is a function of task, options, ``seed`` and number. Evaluation starts take other seeds than training
     starts; in a task with few possible problems, equal ones can occur all the same.
@@ -110,7 +110,8 @@ class ReasoningEnv(TextEnv):
 def demonstrations(
     tasks: Mapping[str, Mapping[str, Any] | None], count: int = 1000, dataset_seed: int = 0
 ) -> list[dict[str, str]]:  # fmt: skip
-    """Rows of question and reference answer for supervised learning, of training problems alone. The tasks take turns.
+    """Makes demonstrations for supervised learning: rows of question and reference answer, of training problems alone.
+    The tasks take turns.
 
     Args:
         tasks, dataset_seed: as those of :class:`ReasoningEnv`.
@@ -131,7 +132,7 @@ def demonstrations(
 
 @dataclass(frozen=True)
 class Scorer:
-    """The scorer of a task. It is small when it is pickled: the task is made where it is called."""
+    """The scorer of a reasoning-gym task. It is small when it is pickled: the task is made where it is called."""
 
     task: str
     options: str  # JSON
@@ -142,7 +143,7 @@ class Scorer:
 
 
 class Entries:
-    """Rows of a task: question, answer, and what its scorer needs.
+    """Rows of a reasoning-gym task: question, answer, and what its scorer needs.
 
     Args:
         options: JSON.
@@ -165,13 +166,13 @@ class Entries:
         return (self[number] for number in range(len(self)))
 
     def for_evaluation(self) -> Entries:
-        """The same task with other seeds."""
+        """Returns the same task with other seeds, for evaluations."""
         return Entries(self._task, self._options, self._count, self._seed + _EVAL_SEED)
 
 
 @cache  # the configuration's tasks, each for training, for evaluation and for its scorer
 def data_set(task: str, options: str, count: int, seed: int) -> Any:
-    """Makes a task of reasoning-gym. It draws problem n from seed + n when it is asked for it.
+    """Makes a reasoning-gym data set. It draws problem n from seed + n when it is asked for it.
 
     Args:
         options: JSON.

@@ -42,7 +42,7 @@ class Selection:
             raise ConfigError(f"env.train.shuffle_seed is {self.seed}, expected 0 or more", "set it to 0")
 
     def of_part(self, usable: np.ndarray, total: int) -> np.ndarray:
-        """The numbers of rows that are held out for evaluations, or those that are not; they stay in their order.
+        """Selects the rows that are held out for evaluations, or those that are not; they stay in their order.
 
         Args:
             usable: numbers of the rows that are problems, which another verifier or prompt length changes.
@@ -64,7 +64,7 @@ class Selection:
         return found
 
     def order(self, usable: np.ndarray, total: int) -> np.ndarray:
-        """The numbers of rows in the order of the starts. Arguments as in :meth:`of_part`."""
+        """Selects and orders rows as starts: their numbers. Arguments as in :meth:`of_part`."""
         usable = self.of_part(usable, total)
         if self.shuffle:
             usable = usable[shuffled(len(usable), self.seed)]
@@ -72,5 +72,5 @@ class Selection:
 
 
 def shuffled(count: int, seed: int) -> np.ndarray:
-    """A shuffled order, int32 [count]."""
+    """Returns the numbers 0 … ``count`` − 1 in a random order, int32 [count]."""
     return np.random.default_rng(seed).permutation(count).astype(np.int32)

@@ -28,7 +28,7 @@ MAX_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Progress:
-    """Where an episode stands."""
+    """State of a running text episode."""
 
     start: Start
     prompt: Prompt  # present prompt of the policy
@@ -123,11 +123,11 @@ class TextEnv:
         return self._sources[start.task_id].problem(start.init_state_id, start.seed)
 
     def prompt(self, start: Start) -> str:
-        """The prompt of a start, as an observation holds it."""
+        """Returns the prompt of a start, as an observation holds it."""
         return text_of(self._problem_of(start).prompt)
 
     def rows(self, task_id: int) -> Sequence[int]:
-        """The row in its source that each start of a task is of."""
+        """Returns, for each start of a task, the number of its row in the source."""
         numbers = self._sources[task_id].numbers
         return numbers if isinstance(numbers, range) else numbers.tolist()
 
@@ -176,16 +176,18 @@ class TextEnv:
 
 @runtime_checkable
 class Loads(Protocol):
-    """A verifier that imports or reads something before its first verdict."""
+    """Interface of a verifier that imports or reads something before its first verdict."""
 
-    def load(self) -> None: ...
+    def load(self) -> None:
+        """Imports or reads what verdicts need."""
 
 
 @runtime_checkable
 class Closes(Protocol):
-    """A verifier with processes of its own, which it ends."""
+    """Interface of a verifier with processes of its own."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Ends the verifier's processes."""
 
 
 def _verifier(given: Sequence[Mapping[str, Any]] | Verifier) -> Verifier:
@@ -193,7 +195,7 @@ def _verifier(given: Sequence[Mapping[str, Any]] | Verifier) -> Verifier:
 
 
 def as_json(parts: Sequence[Mapping[str, Any]]) -> str:
-    """Parts of a verifier as one text, by which equal ones are known."""
+    """Encodes a verifier's configuration as one text, to compare it with others."""
     return json.dumps(parts, default=list)
 
 

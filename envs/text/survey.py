@@ -19,7 +19,7 @@ Unreadable = Callable[[Problem], str | None]
 
 @dataclass
 class Skipped:
-    """Rows that are no problems, for one reason."""
+    """Counts rows of a data file that are no problems, for one reason, with the first of them as example."""
 
     count: int
     first: int  # number of the first one
@@ -29,12 +29,13 @@ class Skipped:
 
     @property
     def because(self) -> str:
+        """The reason, with the first row as example."""
         return f" ({self.reason})" if self.reason else ""
 
 
 @dataclass
 class Survey:
-    """What reading all rows found."""
+    """The result of reading all rows of a data file: which are problems, which were skipped and why."""
 
     total: int = 0
     usable: list[int] = field(default_factory=list)  # numbers of rows that are problems
@@ -46,7 +47,7 @@ class Survey:
         cls, where: str, rows: Rows, reading: Reading, filter_overlong: bool, limit: TokenLimit | None = None,
         unreadable: Unreadable | None = None,
     ) -> Survey:  # fmt: skip
-        """Reads all rows.
+        """Reads all rows of a data file, and notes which are problems.
 
         Args:
             limit: prompts with more tokens are left out.
@@ -91,7 +92,7 @@ class Survey:
                 self.skip(f"with a prompt of more than {limit.most} tokens", number, rows[number])
 
     def skip(self, why: str, number: int, row: Row, missing: Missing | None = None, reason: str = "") -> None:
-        """Counts a row that is left out.
+        """Counts a row that is skipped for the reason ``why``.
 
         Args:
             why: the same for all rows that are counted together.
@@ -117,7 +118,7 @@ class Survey:
 
     @property
     def lines(self) -> list[str]:
-        """What was skipped, in words."""
+        """Reports in words which rows were skipped."""
         return [
             f"{one.count:,} of {self.total:,} rows skipped, {why}; the first is row {one.first}: {one.shown}"
             f"{one.because}"
@@ -126,7 +127,7 @@ class Survey:
 
 
 def too_long(where: str, number: int, size: int, reading: Reading) -> DatasetError:
-    """The error for a prompt that does not fit into an observation."""
+    """Makes the error for a prompt that does not fit into an observation."""
     return DatasetError(
         f"{where}, row {number}: the prompt has {size:,} bytes, and {reading.max_prompt_bytes:,} fit "
         "(env.train.max_prompt_bytes)",

@@ -33,7 +33,7 @@ _KEY = "env.train.token_limit"
 
 @dataclass(frozen=True)
 class TokenLimit:
-    """The most tokens of a prompt, and who counts them.
+    """The most tokens that a prompt may have, with the function that counts them.
 
     Args:
         most: tokens.
@@ -49,19 +49,21 @@ class TokenLimit:
     workers: int = 1
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> TokenLimit:
-        """Raises :class:`ConfigError` if something is missing, unknown or impossible."""
+    def of(cls, values: Mapping[str, Any]) -> TokenLimit:
+        """Makes it from the configuration's mapping. Raises :class:`ConfigError` if something is missing, unknown or
+        impossible."""
         known = ("most", "counter", "options", "workers")
-        if not {"most", "counter"} <= set(given) <= set(known):
-            raise ConfigError(f"{_KEY} has {', '.join(given)}, expected {', '.join(known)}", f"correct {_KEY}")
-        check_range(f"{_KEY}.most", given["most"], 1, 1 << 30)
-        check_range(f"{_KEY}.workers", given.get("workers", 1), 1, 1024)
-        options = json.dumps(dict(given.get("options") or {}), sort_keys=True, default=str)
-        return cls(given["most"], str(given["counter"]), options, given.get("workers", 1))
+        if not {"most", "counter"} <= set(values) <= set(known):
+            raise ConfigError(f"{_KEY} has {', '.join(values)}, expected {', '.join(known)}", f"correct {_KEY}")
+        check_range(f"{_KEY}.most", values["most"], 1, 1 << 30)
+        check_range(f"{_KEY}.workers", values.get("workers", 1), 1, 1024)
+        options = json.dumps(dict(values.get("options") or {}), sort_keys=True, default=str)
+        return cls(values["most"], str(values["counter"]), options, values.get("workers", 1))
 
     @property
     def identity(self) -> list[Any]:
-        """What the result depends on: the number of workers does not count, the state of the tokenizer's files does.
+        """Values on which the counts depend, for a cache key: the number of workers does not count, the state of the
+        tokenizer's files does.
 
         Raises:
             ConfigError: the counter cannot be imported.
@@ -71,7 +73,7 @@ class TokenLimit:
         return [self.most, self.counter, self.options, [(name, s.st_size, s.st_mtime_ns) for name, s in states]]
 
     def lengths(self, prompts: Iterable[str]) -> Iterator[int]:
-        """Yields the tokens of each prompt, in order. At any time only a few hundred prompts are in memory.
+        """Yields the number of tokens of each prompt, in order. At any time only a few hundred prompts are in memory.
 
         Raises:
             EmbodiedError: the tokenizer cannot be made, or cannot make tokens of a prompt, or its process was killed.

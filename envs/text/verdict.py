@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem, as a verifier sees it."""
+    """A problem with its gold answer, as a verifier sees it."""
 
     prompt: str | tuple[Mapping[str, str], ...]  # one prompt, or messages
     answer: Any  # right answer of the data; None: none
@@ -22,7 +22,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a response is worth."""
+    """A verifier's judgement of a response: reward, success, and the answer that it read."""
 
     reward: float  # read with reward_mode=dense, best 1
     success: bool  # right or not; reward_mode=sparse pays 1 for it
@@ -33,6 +33,6 @@ class Verdict:
 
 
 class Verifier(Protocol):
-    """Judges a response."""
+    """Interface of a verifier, which judges the response to a problem."""
 
     def __call__(self, problem: Problem, response: str) -> Verdict: ...

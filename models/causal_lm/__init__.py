@@ -99,9 +99,9 @@ def prompt_counter_files(
 def image_size(model_path: str | None) -> int | None:
     """Reads how many pixels each side of a picture has in the network of a folder. None if it reads no pictures, or if
     its config.json does not say it."""
-    from .text.pictures import said_size
+    from .text.pictures import configured_size
 
-    return None if model_path is None else said_size(Path(model_path).expanduser())
+    return None if model_path is None else configured_size(Path(model_path).expanduser())
 
 
 def prompt_reader(max_prompt_tokens: int, truncation: str, **others: Any) -> Callable[[Sequence[str]], list[str]]:

@@ -32,7 +32,7 @@ from .text.tokenizer import TextTokenizer
 
 
 def build(settings: Settings) -> CausalLMPolicy:
-    """See :func:`embodied.models.causal_lm.build_policy`."""
+    """Builds the policy on the CPU. See :func:`embodied.models.causal_lm.build_policy`."""
     _check_folder(settings)
     settings = located(settings)
     if settings.model_path is not None and settings.gguf_file is None:
@@ -72,11 +72,12 @@ def _choose_trained(parts: Parts) -> None:
     """Choose among the weights of network and value head. What reads pictures is left out, so no pattern trains it."""
     modules = {"network": parts.network} | ({} if parts.value_head is None else {"value_head": parts.value_head})
     hint = " (tied weights bear the name embed_tokens)"
-    choose_trained(nn.ModuleDict(modules), parts.settings, ("value_head",), own="network.", hint=hint)
+    choose_trained(nn.ModuleDict(modules), parts.settings, ("value_head",), prefix="network.", hint=hint)
 
 
 def check_alone(settings: Settings) -> None:
-    """Raises ConfigError if several processes are to compute each text: they would need each other's pictures."""
+    """Raises ConfigError if a vision-language model is to compute each text with several processes: they would need
+    each other's pictures."""
     if settings.context_parallel_size > 1:
         reason = "the network reads pictures, whose features are put into whole prompts"
         raise bad("context_parallel_size", settings.context_parallel_size, reason, "set it to 1")

@@ -24,7 +24,7 @@ class PromptCounter:
 
 
 class PromptReader:
-    """Gives the texts of prompts, and of conversations by the chat template, as the policy reads them."""
+    """Renders prompts, and conversations by the chat template, as the policy reads them."""
 
     def __init__(self, settings: Settings) -> None:
         self._tokenizer = _tokenizer(settings)

@@ -30,7 +30,7 @@ LOGITS_AT_ONCE = 1 << 23  # numbers; more are computed in parts, and a second ti
 def evaluate(
     parts: Parts, records: Mapping[str, Tensor], sampling: Sampling, distribution: bool
 ) -> Evaluation:  # fmt: skip
-    """See :meth:`embodied.protocols.Policy.evaluate`."""
+    """Computes log-probs, entropies and values of recorded texts. See :meth:`embodied.protocols.Policy.evaluate`."""
     made = _pass(parts, records, sampling)
     logprobs, entropy = (made.by_record(found) for found in made.chosen())
     return Evaluation(logprobs, entropy, made.values(), made.distribution() if distribution else None)

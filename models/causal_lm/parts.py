@@ -23,7 +23,7 @@ from .text.tokenizer import TextTokenizer
 
 @dataclass
 class Situation:
-    """State that changes while a policy is used."""
+    """State of a policy that changes while it is used: bytes of an answer, team, modules that train."""
 
     max_bytes: int  # L, of an answer
     team: Team | None = None  # processes that compute each text together; None = this process alone
@@ -32,7 +32,7 @@ class Situation:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """A policy's network, tokenizer, heads, settings and state."""
+    """The parts of a policy: network, tokenizer, heads, settings and state."""
 
     network: Any
     trunk: Trunk  # reads the network
@@ -48,10 +48,10 @@ class Parts:
 
     @contextmanager
     def acting(self) -> Iterator[None]:
-        """Compute without dropout and recomputation, in the number format of the settings, inside the block."""
+        """Context without dropout and recomputation, in the number format of the settings."""
         with not_training(self.now.training_modules), self.number_format():
             yield
 
     def number_format(self) -> torch.autocast:
-        """Compute in the number format of the settings inside the block."""
+        """Context of the settings' number format (autocast)."""
         return number_format(self.device, self.settings.precision)

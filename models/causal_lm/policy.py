@@ -59,6 +59,7 @@ class CausalLMPolicy(nn.Module):
 
     @property
     def trunk(self) -> Trunk:
+        """The layers of the network, run with our attention."""
         return self.parts.trunk
 
     @property
@@ -127,8 +128,8 @@ class CausalLMPolicy(nn.Module):
         return {"tokens": tokens.to(actions.device), "length": lengths.to(actions.device)}
 
     def probe(self, obs: Mapping[str, Tensor]) -> Sequence[str]:
-        """See :meth:`embodied.protocols.Policy.probe`: says if answers may be longer than the env takes, and if prompts
-        have characters without a token."""
+        """Warns if answers may be longer than the env takes, and if prompts have characters without a token. See
+        :meth:`embodied.protocols.Policy.probe`."""
         return (*self._too_long(), *self._unknown(obs))
 
     def _too_long(self) -> Iterator[str]:
@@ -150,7 +151,8 @@ class CausalLMPolicy(nn.Module):
             )
 
     def decoding(self, lanes: int, enforce_eager: bool = True) -> LaneDecoding:
-        """See :meth:`embodied.protocols.Decodes.decoding`."""
+        """Makes the state of ``lanes`` texts that are decoded at a time. See
+        :meth:`embodied.protocols.Decodes.decoding`."""
         return LaneDecoding(self.parts, lanes, enforce_eager)
 
     @torch.no_grad()
@@ -212,31 +214,33 @@ class CausalLMPolicy(nn.Module):
         }  # fmt: skip
 
     def tokens(self, records: Mapping[str, np.ndarray]) -> np.ndarray:
-        """See :meth:`embodied.protocols.CountsTokens.tokens`."""
+        """Counts the tokens of records, prompt and answer. See :meth:`embodied.protocols.CountsTokens.tokens`."""
         return records["prompt_length"].astype(np.int64) + records["length"]
 
     def prompt_texts(self, prompts: Sequence[str]) -> list[str]:
-        """See :meth:`embodied.protocols.ShowsTokens.prompt_texts`."""
+        """Renders prompts as the policy reads them. See :meth:`embodied.protocols.ShowsTokens.prompt_texts`."""
         return [self.tokenizer.shown(prompt) for prompt in prompts]
 
     def token_texts(self, records: Mapping[str, np.ndarray]) -> list[list[str]]:
-        """See :meth:`embodied.protocols.ShowsTokens.token_texts`."""
+        """Decodes each sampled token of records. See :meth:`embodied.protocols.ShowsTokens.token_texts`."""
         pairs = zip(records["tokens"].tolist(), records["length"].tolist(), strict=True)
         return [self.tokenizer.pieces(tokens[:length]) for tokens, length in pairs]
 
     def flops(self, records: Mapping[str, np.ndarray], training: bool) -> np.ndarray:
-        """See :meth:`embodied.protocols.CountsFlops.flops`. The formulas are in :mod:`.network.flops`."""
+        """Counts the FLOPs of records (:meth:`embodied.protocols.CountsFlops.flops`). The formulas are in
+        :mod:`.network.flops`."""
         forward = self._work.forward(np.asarray(records["prompt_length"]), np.asarray(records["length"]))
         return forward * ((2 + (not self.settings.is_lora)) if training else 1)
 
     @property
     def context_parallel_size(self) -> int:
-        """See :class:`embodied.protocols.SplitsTexts`."""
+        """Number of processes that compute each text together. See :class:`embodied.protocols.SplitsTexts`."""
         return self.settings.context_parallel_size
 
     @contextmanager
     def splitting(self, team: Team) -> Iterator[None]:
-        """See :meth:`embodied.protocols.SplitsTexts.splitting`; how is in :mod:`.network.context_parallel`."""
+        """Context in which a team computes each text together (:meth:`embodied.protocols.SplitsTexts.splitting`); how
+        is in :mod:`.network.context_parallel`."""
         self.parts.now.team = team
         try:
             yield
@@ -244,7 +248,7 @@ class CausalLMPolicy(nn.Module):
             self.parts.now.team = None
 
     def shard_modules(self) -> Sequence[nn.Module]:
-        """See :class:`embodied.protocols.Shardable`: the transformer's layers."""
+        """Lists the FSDP units: the transformer's layers. See :class:`embodied.protocols.Shardable`."""
         return list(self.network.model.layers)
 
     def find_training_modules(self) -> None:
@@ -260,26 +264,30 @@ class CausalLMPolicy(nn.Module):
     def export(
         self, kind: str, folder: Path, dtype: str, examples: Examples, options: Mapping[str, Any]
     ) -> Exported:  # fmt: skip
-        """See :meth:`embodied.protocols.Exports.export`."""
+        """Writes the policy in one of the export formats. See :meth:`embodied.protocols.Exports.export`."""
         return exporting.export(self, self.parts, kind, folder, dtype, examples, options)
 
     @property
     def engine_facts(self) -> EngineFacts:
-        """See :class:`embodied.protocols.ServedByEngine`."""
+        """Number format and limits for an inference engine. See :class:`embodied.protocols.ServedByEngine`."""
         return serving.facts(self.parts)
 
     def engine_folder(self, folder: Path) -> None:
-        """See :meth:`embodied.protocols.ServedByEngine.engine_folder`."""
+        """Writes configuration and tokenizer for an inference engine. See
+        :meth:`embodied.protocols.ServedByEngine.engine_folder`."""
         serving.write_folder(self.parts, folder)
 
     def engine_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """See :meth:`embodied.protocols.ServedByEngine.engine_weights`."""
+        """Yields the merged weights for an inference engine. See
+        :meth:`embodied.protocols.ServedByEngine.engine_weights`."""
         return serving.weights(self.parts)
 
     def engine_prompts(self, obs: Mapping[str, Tensor]) -> list[list[int]]:
-        """See :meth:`embodied.protocols.ServedByEngine.engine_prompts`."""
+        """Returns the prompts' tokens for an inference engine. See
+        :meth:`embodied.protocols.ServedByEngine.engine_prompts`."""
         return serving.prompts(obs)
 
     def engine_decision(self, texts: Sequence[EngineText], sampling: Sampling) -> Decision:
-        """See :meth:`embodied.protocols.ServedByEngine.engine_decision`."""
+        """Makes decisions of an inference engine's texts. See
+        :meth:`embodied.protocols.ServedByEngine.engine_decision`."""
         return serving.decision(self.parts, texts, sampling)

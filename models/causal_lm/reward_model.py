@@ -21,7 +21,7 @@ KEY = "reward.model"
 
 
 class RewardModel:
-    """Scores answers (:class:`embodied.protocols.ScoresInPasses`). Its weights are never trained.
+    """A network that scores answers (:class:`embodied.protocols.ScoresInPasses`). Its weights are never trained.
 
     Args:
         network: a ``…ForSequenceClassification`` with one logit.
@@ -42,11 +42,12 @@ class RewardModel:
 
     @property
     def network(self) -> nn.Module:
-        """See :attr:`embodied.protocols.ScoresInPasses.network`."""
+        """The sequence classifier, to be sharded over processes. See
+        :attr:`embodied.protocols.ScoresInPasses.network`."""
         return self._network
 
     def to(self, device: torch.device) -> RewardModel:
-        """Moves the network to the device, in place; with ``offload_weight`` when it is called."""
+        """Moves the network to the device, in place; with ``offload_weight`` only while it scores."""
         self._device = device
         if not self._offload:
             self._network.to(device)
@@ -62,7 +63,7 @@ class RewardModel:
 
     @contextmanager
     def awake(self) -> Iterator[None]:
-        """See :meth:`embodied.protocols.ScoresInPasses.awake`."""
+        """Context with the network on its device. See :meth:`embodied.protocols.ScoresInPasses.awake`."""
         self._network.to(self._device)
         try:
             yield
@@ -71,8 +72,8 @@ class RewardModel:
                 self._network.to("cpu")
 
     def batches(self, prompts: Sequence[str], responses: Sequence[str]) -> list[dict[int, list[int]]]:
-        """See :meth:`embodied.protocols.ScoresInPasses.batches`. Texts of like length share a pass; where no token is
-        left to fill up rows with, each text has a pass of its own."""
+        """Divides texts into passes (:meth:`embodied.protocols.ScoresInPasses.batches`). Texts of like length share a
+        pass; where no token is left to fill up rows with, each text has a pass of its own."""
         texts = [self.tokens(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]), reverse=True)
         found = []
@@ -83,7 +84,7 @@ class RewardModel:
         return found
 
     def tokens(self, prompt: str, response: str) -> list[int]:
-        """Tokens of a prompt (or conversation) with its answer, at least one.
+        """Encodes a prompt (or conversation) with its answer, at least one token.
 
         Raises:
             SpecMismatchError: a conversation, and the tokenizer has no chat template.
@@ -104,7 +105,7 @@ class RewardModel:
 
     @torch.no_grad()
     def scores(self, batch: Mapping[int, list[int]]) -> dict[int, float]:
-        """See :meth:`embodied.protocols.ScoresInPasses.scores`."""
+        """Scores the texts of one pass. See :meth:`embodied.protocols.ScoresInPasses.scores`."""
         found = self._logits([*batch.values()] or [[0]]).tolist()
         return dict(zip(batch, found, strict=False))  # an empty batch gives one row, which counts nothing
 
@@ -161,7 +162,7 @@ def load(
     model_path: str, tokenizer_path: str | None, max_length: int, micro_batch_size: int, precision: str,
     offload_weight: bool = False, trust_remote_code: bool = False,
 ) -> RewardModel:  # fmt: skip
-    """See :func:`embodied.models.causal_lm.build_reward_model`."""
+    """Builds the reward model. See :func:`embodied.models.causal_lm.build_reward_model`."""
     for name, number in (("max_length", max_length), ("micro_batch_size", micro_batch_size)):
         if number < 1:
             raise ConfigError(f"{KEY}.{name} is {number}, expected 1 or more", f"set {KEY}.{name} above 0")

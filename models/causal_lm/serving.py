@@ -15,7 +15,7 @@ from embodied.types import Decision, Sampling
 from ..shared.bits import KEY
 from ..shared.keys import bad
 from ..shared.lora import merged_tensors
-from .decoding.lane_decoding import written
+from .decoding.lane_decoding import answer_bytes
 from .decoding.prompts import prompts_of
 from .files.load import FORMATS
 from .files.own_code import is_own
@@ -24,7 +24,7 @@ from .parts import Parts
 
 
 def facts(parts: Parts) -> EngineFacts:
-    """Gives the engine's number format, limits and ends.
+    """Returns the inference engine's number format, limits and ends.
 
     Raises:
         ConfigError: the policy learns on layers of 8 or 4 bits, and the engine would answer with others; or its network
@@ -53,13 +53,14 @@ def facts(parts: Parts) -> EngineFacts:
 
 
 def write_folder(parts: Parts, folder: Path) -> None:
-    """Writes configuration and tokenizer."""
+    """Writes configuration and tokenizer for an inference engine."""
     folder.mkdir(parents=True, exist_ok=True)
     save_config(parts, folder)
 
 
 def weights(parts: Parts) -> Iterator[tuple[str, Tensor]]:
-    """Yields the merged weights, each rounded once to the arithmetic's format; of tied ones the embedding alone."""
+    """Yields the merged weights for an inference engine, each rounded once to the arithmetic's format; of tied ones the
+    embedding alone."""
     dtype, tied = FORMATS[parts.settings.precision], parts.network.config.tie_word_embeddings
     with torch.no_grad():
         for name, tensor in merged_tensors(parts.network):
@@ -68,12 +69,12 @@ def weights(parts: Parts) -> Iterator[tuple[str, Tensor]]:
 
 
 def prompts(obs: Mapping[str, Tensor]) -> list[list[int]]:
-    """Gives the prompts without what fills them up."""
+    """Reads the prompts' tokens from an observation, without padding."""
     return [list(prompt.ids) for prompt in prompts_of(obs)]
 
 
 def decision(parts: Parts, texts: Sequence[EngineText], sampling: Sampling) -> Decision:
-    """Puts texts into the fields of a record."""
+    """Makes the decisions of texts that an inference engine wrote."""
     n, tokenizer = parts.settings.max_new_tokens, parts.tokenizer
     tokens, logprobs = torch.zeros(len(texts), n, dtype=torch.int32), torch.zeros(len(texts), n)
     sizes = [stopped(parts, text.tokens, sampling) for text in texts]
@@ -85,14 +86,15 @@ def decision(parts: Parts, texts: Sequence[EngineText], sampling: Sampling) -> D
         {
             "tokens": tokens,
             "length": torch.tensor(sizes, dtype=torch.int32),
-            "actions": torch.from_numpy(written(said, len(texts), parts.now.max_bytes)),
+            "actions": torch.from_numpy(answer_bytes(said, len(texts), parts.now.max_bytes)),
             "logprobs": logprobs,
         }
     )
 
 
 def stopped(parts: Parts, tokens: Sequence[int], sampling: Sampling) -> int:
-    """Gives how many tokens the text has when it ends with the first that completes one of ``sampling.stop``."""
+    """Returns how many tokens of a text are kept when it ends with the first that completes one of
+    ``sampling.stop``."""
     if not sampling.stop:
         return len(tokens)
     may, tokenizer = parts.tokenizer.may_complete(sampling.stop), parts.tokenizer

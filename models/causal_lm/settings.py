@@ -20,7 +20,7 @@ ASCII = "\n" + "".join(map(chr, range(32, 127)))  # meaning of ``characters: asc
 
 @dataclass(frozen=True)
 class Settings:
-    """Keyword arguments of :func:`build_policy`."""
+    """Keyword arguments of :func:`build_policy`, checked."""
 
     # Hugging Face folder on this machine, or package:NAME of an installed package that brings the weights along; null =
     # a small network at random
@@ -100,7 +100,7 @@ class Settings:
         return settings
 
     def check(self) -> None:
-        """Refuse values that are wrong for every checkpoint."""
+        """Refuses values that are wrong for every checkpoint."""
         for key, choices in CHOICES.items():
             if getattr(self, key) not in choices:
                 raise unknown_name(key, str(getattr(self, key)), [str(c) for c in choices], f"actor.model.{key}")
@@ -168,26 +168,29 @@ class Settings:
 
     @property
     def ends(self) -> tuple[int, ...] | None:
-        """``end_tokens``; None = the tokenizer's."""
+        """Token ids of ``end_tokens``; None = the tokenizer's."""
         given = self.end_tokens
         return None if given is None else (given,) if isinstance(given, int) else tuple(given)
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Values of ``hidden_size`` and ``vocab_size`` that are given."""
+        """Configured ``hidden_size`` and ``vocab_size``, those that are set."""
         given = {"hidden_size": self.hidden_size, "vocab_size": self.vocab_size}
         return {key: value for key, value in given.items() if value is not None}
 
     @property
     def saved_modules(self) -> tuple[str, ...]:
+        """Names of modules that are trained in full and saved beside adapters."""
         return as_tuple(self.lora_modules_to_save)
 
     @property
     def freeze_patterns(self) -> tuple[str, ...]:
+        """Regular expressions of ``freeze_pattern``."""
         return as_tuple(self.freeze_pattern)
 
     @property
     def lora_scale(self) -> float:
+        """LoRA's alpha, by default the rank, at most 16."""
         return min(self.lora_rank, 16) if self.lora_alpha is None else self.lora_alpha
 
 

@@ -16,7 +16,7 @@ __all__ = ["build_policy"]
 
 
 def build_policy(*, model_path: str, threads: int | None = None, trust: bool = False) -> ExportedPolicy:
-    """Read an exported program.
+    """Build the policy of an exported program.
 
     Args:
         model_path: the folder.

@@ -22,7 +22,7 @@ from ..shared.prompts import PromptIds, padded, read_tokenizer
 
 
 class ExportedPolicy(nn.Module):
-    """A program that answers. It runs on the CPU, wherever observations come from."""
+    """A policy that runs an exported program. It runs on the CPU, wherever observations come from."""
 
     def __init__(self, folder: Path, facts: Facts, prompts: PromptIds, program: Program) -> None:
         super().__init__()
@@ -112,15 +112,15 @@ class ExportedPolicy(nn.Module):
     def evaluate(
         self, records: Mapping[str, Tensor], sampling: Sampling, distribution: bool = False
     ) -> Evaluation:  # fmt: skip
-        """Raises ConfigError: a program has no weights that could learn."""
+        """Raises ConfigError: an exported program cannot be evaluated with gradients."""
         raise ConfigError(
             f"{self.folder} is an exported program, which answers and cannot be trained",
             "train the checkpoint that it was made from: runner.ckpt_path=runs/NAME/checkpoints/NUMBER with its model",
         )
 
     def pictures(self) -> Mapping[str, Any]:
-        """See :meth:`embodied.protocols.PreparesPictures.pictures`. Of a folder that does not say it, the answer names
-        the program: so it differs from that of others."""
+        """Describes how the program prepares pictures (:meth:`embodied.protocols.PreparesPictures.pictures`). Of a
+        folder that does not say it, the answer names the program: so it differs from that of others."""
         if self.facts.pictures:
             return self.facts.pictures
         return {"not recorded, program": {name: noted for name, noted in self.facts.files.items() if name != TOKENIZER}}
@@ -138,7 +138,7 @@ class ExportedPolicy(nn.Module):
 
 
 def build(model_path: str, threads: int | None, trust: bool) -> ExportedPolicy:
-    """See :func:`embodied.models.exported.build_policy`."""
+    """Builds the policy. See :func:`embodied.models.exported.build_policy`."""
     folder = Path(model_path).expanduser()
     facts = read(folder)
     if facts.format == "aoti" and not trust:

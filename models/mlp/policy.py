@@ -31,8 +31,8 @@ from ..shared.sampling import draw, entropy, log_probs
 
 
 class MLPPolicy(nn.Module):
-    """Maps state [S] and instruction to logits of K·A tokens, each one of ``bins`` values evenly over an action's
-    range. Of an env of N discrete actions it chooses K tokens, each one of N.
+    """A small network: maps state [S] and instruction to logits of K·A tokens, each one of ``bins`` values evenly over
+    an action's range. Of an env of N discrete actions it chooses K tokens, each one of N.
 
     The sizes S, A and N are those of the env: the layers are made when the policy is bound to its first one. A new
     instruction has a row of the table of instructions that its checksum gives. Pictures are not read.
@@ -163,6 +163,7 @@ class MLPPolicy(nn.Module):
         return {"task": torch.tensor(rows)}
 
     def probe(self, obs: Mapping[str, Tensor]) -> Sequence[str]:
+        """Reports nothing: weights of this network leave nothing open."""
         return ()
 
     @torch.no_grad()
@@ -208,6 +209,7 @@ class MLPPolicy(nn.Module):
         return self.low + fraction * (self.high - self.low)
 
     def encode_actions(self, actions: Tensor) -> Mapping[str, Tensor]:
+        """Encodes actions as tokens int32 [B, K·A]."""
         if self._action.dtype == "int32":
             return {"action_tokens": actions.int()}
         fraction = ((actions - self.low) / (self.high - self.low).clamp(min=1e-6)).clamp(0, 1)
@@ -220,6 +222,7 @@ class MLPPolicy(nn.Module):
     # -- demonstrations ----------------------------------------------------------------------------------------------
 
     def use_statistics(self, name: str, values: Mapping[str, Any]) -> None:
+        """Spreads the tokens over these ranges of actions from now on."""
         self._statistics = {"name": name, **values}
         self._use(values)
 
@@ -235,9 +238,11 @@ class MLPPolicy(nn.Module):
             self._set_range(values["action"]["q01"], values["action"]["q99"])
 
     def extra_state(self) -> Mapping[str, str]:
+        """Returns the ranges that a run has settled."""
         return {} if self._statistics is None else {"statistics": json.dumps(self._statistics)}
 
     def load_extra_state(self, found: Mapping[str, str]) -> None:
+        """Loads what :meth:`extra_state` returned."""
         if "statistics" in found:
             values = json.loads(found["statistics"])
             self.use_statistics(values.pop("name"), values)

@@ -38,7 +38,7 @@ TRAINED_IN_FULL = ("proprio_projector", "scale", "shift")  # start from scratch 
 
 
 def build(settings: Settings, device: torch.device | str = "cpu") -> OpenVLAOFTPolicy:
-    """See :func:`embodied.models.openvla_oft.build_policy`.
+    """Builds the policy. See :func:`embodied.models.openvla_oft.build_policy`.
 
     Args:
         device: where random weights are drawn and weights of 8 or 4 bits are made: 7B of them then need no host memory.
@@ -67,7 +67,7 @@ def _prepare(model: OpenVLAOFT, value_head: ValueHead | None, settings: Settings
     if settings.is_lora:
         _add_adapters(model, settings)
     weights = nn.ModuleDict({"model": model} if value_head is None else {"model": model, "value_head": value_head})
-    choose_trained(weights, settings, ("value_head", *TRAINED_IN_FULL), own="model.")
+    choose_trained(weights, settings, ("value_head", *TRAINED_IN_FULL), prefix="model.")
     _set_precision(weights, settings.precision)
     if settings.gradient_checkpointing:
         _enable_checkpointing(model)

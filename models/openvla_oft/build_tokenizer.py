@@ -93,7 +93,8 @@ SENTENCES = (
 
 
 def corpus() -> list[str]:
-    """Prompts of a few thousand sentences in the style of LIBERO, ManiSkill and Bridge."""
+    """Returns prompts of a few thousand sentences in the style of LIBERO, ManiSkill and Bridge, to train the tokenizer
+    on."""
     picks = [f"{verb} the {thing}" for verb, thing in product(VERBS, THINGS)]
     coloured = [f"{verb} the {colour} {thing}" for verb, colour, thing in product(VERBS[:4], COLOURS, THINGS[:8])]
     puts = [
@@ -117,7 +118,7 @@ def _conventions(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def build() -> Tokenizer:
-    """Train on :func:`corpus`."""
+    """Trains the small tokenizer on :func:`corpus`."""
     tokenizer = _conventions(Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True)))
     trainer = trainers.BpeTrainer(vocab_size=VOCAB - 1, special_tokens=[*SPECIAL, *BYTES], show_progress=False)
     tokenizer.train_from_iterator(corpus(), trainer)

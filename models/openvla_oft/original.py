@@ -42,7 +42,7 @@ HINTS = ("vision_num_attention_heads", "vision_num_layers")
 
 
 def load_network(path: str, **keys: Any) -> OpenVLAOFT:
-    """Load the network of a checkpoint folder, float32, in evaluation mode.
+    """Loads the network of a checkpoint folder, float32, in evaluation mode.
 
     Checkpoints with an L1 head are accepted too: their hidden states can be compared like any others.
 
@@ -79,7 +79,7 @@ def inputs_of(
     proprio: Tensor | None = None,
     space_id: int = LLAMA_SPACE,
 ) -> Inputs:
-    """Convert the original's inputs to the network's: prompts end in ``space_id``, padding stands behind BOS.
+    """Converts inputs of the original code to the network's: prompts end in ``space_id``, padding stands behind BOS.
 
     Args:
         pixel_values: float [B, 6·n, H, W].
@@ -109,7 +109,7 @@ def _prompt(ids: list[int], first_action_id: int, space_id: int) -> list[int]:
 def decode(
     network: OpenVLAOFT, tokens: Tensor, low: Sequence[float], high: Sequence[float], mask: Sequence[bool]
 ) -> Tensor:
-    """Token ids [B, T] → float64 [B, K, A] in the units of the data, the gripper as the data has it.
+    """Decodes token ids [B, T] to float64 [B, K, A] in the units of the data, the gripper as the data has it.
 
     Args:
         low: q01 of the statistics, or min (see :mod:`.tokens.normalization`) [A].

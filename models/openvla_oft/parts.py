@@ -29,7 +29,7 @@ from .tokens.tokenizer import PromptTokenizer
 
 @dataclass
 class Situation:
-    """State that changes while a policy is used."""
+    """State of a policy that changes while it is used: statistics, action range, attention mask, env."""
 
     statistics: Statistics
     action_range: Range | None  # range of actions in the env's units; None until statistics or an env tell it
@@ -40,7 +40,7 @@ class Situation:
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """A policy's network, tokenizers, heads, settings and state."""
+    """The parts of a policy: network, tokenizers, heads, settings and state."""
 
     model: OpenVLAOFT
     tokenizer: PromptTokenizer
@@ -57,7 +57,8 @@ class Parts:
         return self.pixels.mean.device
 
     def decode(self, inputs: Inputs, choose: Callable[[Tensor, int], Tensor]) -> tuple[ReadOut, Tensor]:
-        """Read-out and classes [B, T]. ``choose`` takes classes from logits [B, n, 256] of tokens ``position …``."""
+        """Decodes action token classes [B, T], in one pass or one by one. ``choose`` takes classes from logits [B, n,
+        256] of tokens ``position …``."""
         if not self.model.net.autoregressive:
             read = self.read_out(inputs)
             return read, choose(read.logits, 0)
@@ -65,7 +66,7 @@ class Parts:
             return self.model.generate(inputs, choose)
 
     def read_out(self, inputs: Inputs, tokens: Tensor | None = None) -> ReadOut:
-        """The one forward pass behind ``act`` (without ``tokens``) and ``evaluate``."""
+        """Computes the one forward pass behind ``act`` (without ``tokens``) and ``evaluate``."""
         with self.number_format(), self._saving():
             if self.compiled is None:
                 return self.model(*inputs, tokens)
@@ -78,7 +79,7 @@ class Parts:
             return ReadOut(read.hidden[:rows], read.logits[:rows])
 
     def number_format(self) -> torch.autocast:
-        """Compute in the number format of the settings inside the block."""
+        """Context of the settings' number format (autocast)."""
         return number_format(self.device, self.settings.precision)
 
     def _saving(self) -> AbstractContextManager[Any]:
@@ -92,7 +93,7 @@ class Parts:
         return (settings.acts_compiled if acting else settings.torch_compile) and (most is None or rows <= most)
 
     def decode_actions(self, tokens: Tensor) -> Tensor:
-        """Token ids [B, T] → float32 [B, K, A] in the env's units."""
+        """Decodes token ids [B, T] to float32 [B, K, A] in the env's units."""
         net, action_range = self.model.net, self.now.action_range
         assert action_range is not None, "bind() comes first"
         values = self.action_tokenizer.decode(tokens).unflatten(-1, (net.num_action_chunks, net.action_dim))
@@ -100,7 +101,7 @@ class Parts:
         return gripper_to_env(action_range.unnormalize(values, eps), self.settings.policy_setup).float()
 
     def pictures(self) -> Mapping[str, Any]:
-        """See :meth:`embodied.protocols.PreparesPictures.pictures`."""
+        """Describes how pictures are prepared. See :meth:`embodied.protocols.PreparesPictures.pictures`."""
         net, settings = self.model.net, self.settings
         return {
             "image_size": [net.image_size, net.image_size], "num_images_in_input": net.num_images,

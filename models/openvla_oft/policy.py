@@ -119,7 +119,8 @@ class OpenVLAOFTPolicy(nn.Module):
         self._row = {text: row for row, text in enumerate(texts)}
 
     def use_statistics(self, name: str, values: Mapping[str, Any]) -> None:
-        """See :meth:`embodied.protocols.UsesStatistics.use_statistics`. An entry of dataset_statistics.json fits too.
+        """Scales actions and state by these ranges from now on
+        (:meth:`embodied.protocols.UsesStatistics.use_statistics`). An entry of dataset_statistics.json fits too.
 
         ``actor.model.action_normalization`` says which entries are used. If the gripper is converted
         (``policy_setup``), its range is the datasets': 0 closed … 1 open.
@@ -167,11 +168,11 @@ class OpenVLAOFTPolicy(nn.Module):
         return self.evaluate(records, sampling, distribution)
 
     def decode_actions(self, tokens: Tensor) -> Tensor:
-        """Token ids [B, T] → float32 [B, K, A] in the env's units."""
+        """Decodes token ids [B, T] to float32 [B, K, A] in the env's units."""
         return self.parts.decode_actions(tokens)
 
     def encode_actions(self, actions: Tensor) -> Mapping[str, Tensor]:
-        """See :meth:`embodied.protocols.Clonable.encode_actions`: token ids int32 [B, T]."""
+        """Encodes actions as token ids int32 [B, T]. See :meth:`embodied.protocols.Clonable.encode_actions`."""
         action_range = self.parts.now.action_range
         assert action_range is not None, "bind() comes first"
         values = action_range.normalize(gripper_from_env(actions.double(), self.settings.policy_setup))
@@ -186,12 +187,12 @@ class OpenVLAOFTPolicy(nn.Module):
             return look(self.parts, self.inputs(obs))
 
     def extra_state(self) -> Mapping[str, str]:
-        """See :class:`embodied.protocols.HasExtraState`."""
+        """Returns what the run has settled: ranges, attention mask. See :class:`embodied.protocols.HasExtraState`."""
         told_or_open = self.settings.attention != "auto" or self.parts.now.attention_open
         return {**({} if told_or_open else {"attention": self.model.net.attention}), **self.statistics.as_text()}
 
     def load_extra_state(self, found: Mapping[str, str]) -> None:
-        """See :class:`embodied.protocols.HasExtraState`. A mask that was asked for by name stays."""
+        """Loads what :meth:`extra_state` returned. A mask that was asked for by name stays."""
         if self.settings.attention == "auto" and "attention" in found:
             self.model.set_attention(found["attention"])
             self.parts.now.attention_open = False
@@ -221,11 +222,12 @@ class OpenVLAOFTPolicy(nn.Module):
         }
 
     def pictures(self) -> Mapping[str, Any]:
-        """See :meth:`embodied.protocols.PreparesPictures.pictures`."""
+        """Describes how pictures are prepared. See :meth:`embodied.protocols.PreparesPictures.pictures`."""
         return self.parts.pictures()
 
     def flops(self, records: Mapping[str, np.ndarray], training: bool) -> np.ndarray:
-        """See :meth:`embodied.protocols.CountsFlops.flops`. The formulas are in :mod:`.network.flops`.
+        """Counts the FLOPs of records (:meth:`embodied.protocols.CountsFlops.flops`). The formulas are in
+        :mod:`.network.flops`.
 
         The number is the same for all records, because prompts are padded to one length.
         """
@@ -251,7 +253,7 @@ class OpenVLAOFTPolicy(nn.Module):
     def export(
         self, kind: str, folder: Path, dtype: str, examples: Examples, options: Mapping[str, Any]
     ) -> Exported:  # fmt: skip
-        """See :meth:`embodied.protocols.Exports.export`."""
+        """Writes the policy in one of the export formats. See :meth:`embodied.protocols.Exports.export`."""
         return exporting.export(self, self.parts, kind, folder, dtype, examples, options)
 
     def inputs(self, obs: Mapping[str, Tensor]) -> Inputs:

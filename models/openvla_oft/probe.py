@@ -28,7 +28,8 @@ MAX_ENTROPY = 0.9 * math.log(N_BINS)  # largest entropy in nats; above it the pr
 
 @dataclass(frozen=True)
 class Reading:
-    """Means over observations and action positions, at temperature 1."""
+    """Measures how well a network's predictions fit action tokens: means over observations and action positions, at
+    temperature 1."""
 
     inside: float  # probability of the 256 action tokens among all text tokens, 0 … 1
     entropy: float  # nats, over the 256
@@ -41,7 +42,8 @@ class Reading:
 
 
 def read(parts: Parts, inputs: Inputs, tokens: Tensor | None = None) -> Reading:
-    """Take a reading in one forward pass. Only here the logits of the whole vocabulary are computed.
+    """Measures a network's fit to action tokens in one forward pass. Only here the logits of the whole vocabulary are
+    computed.
 
     Args:
         tokens: int [B, T], demonstrated action tokens of the inputs.
@@ -68,7 +70,7 @@ def _inside(parts: Parts, out: ReadOut) -> float:
 
 
 def compare_masks(parts: Parts, inputs: Inputs, tokens: Tensor | None = None) -> dict[str, Reading]:
-    """Take a reading under each mask. Afterwards the policy has its own mask again."""
+    """Measures the network's fit under each attention mask. Afterwards the policy has its own mask again."""
     before, readings = parts.model.net.attention, {}
     try:
         for mask in MASKS:
@@ -80,7 +82,8 @@ def compare_masks(parts: Parts, inputs: Inputs, tokens: Tensor | None = None) ->
 
 
 def settle_attention(parts: Parts, inputs: Inputs, tokens: Tensor | None = None) -> str:
-    """Take the mask that fits ``inputs`` clearly better, or leave it open. Returns a message for the user."""
+    """Chooses the attention mask that fits ``inputs`` clearly better, or leaves it open. Returns a message
+    for the user."""
     readings = compare_masks(parts, inputs, tokens)
     best, other = sorted(MASKS, key=lambda mask: readings[mask].nats)
     measure = "entropy" if tokens is None else "negative log-likelihood"
@@ -97,7 +100,8 @@ def settle_attention(parts: Parts, inputs: Inputs, tokens: Tensor | None = None)
 
 
 def look(parts: Parts, inputs: Inputs) -> list[str]:
-    """See :meth:`embodied.protocols.Policy.probe`. Random weights have no prior to look at."""
+    """Probes a checkpoint on first observations: chooses its attention mask, warns about a bad prior. Random weights
+    have no prior to look at."""
     lines = [settle_attention(parts, inputs)] if parts.now.attention_open else []
     if parts.settings.probe and parts.settings.model_path is not None:
         lines += warnings(read(parts, inputs))
@@ -105,7 +109,7 @@ def look(parts: Parts, inputs: Inputs) -> list[str]:
 
 
 def warnings(reading: Reading) -> list[str]:
-    """Warnings about a bad prior; empty for a good one."""
+    """Warns about a bad prior; empty for a good one."""
     lines = []
     if reading.inside < MIN_INSIDE:
         lines.append(

@@ -22,7 +22,8 @@ Pair = tuple[int | None, int | None]  # one number for DINOv2's tower, one for S
 
 @dataclass(frozen=True)
 class Settings:
-    """Keyword arguments of :func:`build_policy`. ``null`` for a size means the preset's or the checkpoint's."""
+    """Keyword arguments of :func:`build_policy`, checked. ``null`` for a size means the preset's or the
+    checkpoint's."""
 
     size: str | None = "tiny"  # preset: tiny or 7b; null = whatever the checkpoint has
     # Hugging Face folder on this machine, or package:NAME/FOLDER of one in an installed package; null = random
@@ -117,7 +118,7 @@ class Settings:
         return settings
 
     def check(self) -> None:
-        """Refuse values that are wrong for every checkpoint."""
+        """Refuses values that are wrong for every checkpoint."""
         for key, choices in CHOICES.items():
             value = getattr(self, key)
             if value not in choices:
@@ -190,18 +191,22 @@ class Settings:
 
     @property
     def acts_compiled(self) -> bool:
+        """Whether ``act`` runs compiled blocks."""
         return self.torch_compile if self.torch_compile_acting is None else self.torch_compile_acting
 
     @property
     def compiles(self) -> bool:
+        """Whether any call runs compiled blocks."""
         return self.torch_compile or self.acts_compiled
 
     @property
     def freeze_patterns(self) -> tuple[str, ...]:
+        """Regular expressions of ``freeze_pattern``."""
         return as_tuple(self.freeze_pattern)
 
     @property
     def saved_modules(self) -> tuple[str, ...]:
+        """Names of modules that are trained in full and saved beside adapters."""
         return as_tuple(self.lora_modules_to_save)
 
     @property
@@ -213,15 +218,16 @@ class Settings:
 
     @property
     def lora_scale(self) -> float:
+        """LoRA's alpha, by default the rank, at most 16."""
         return min(self.lora_rank, 16) if self.lora_alpha is None else self.lora_alpha
 
     @property
     def values(self) -> int:
-        """Number V of values of a record."""
+        """Number V of values of a record: 1, or one an action."""
         return 1 if self.value_type == "chunk_level" else self.num_action_chunks
 
     def net_config(self, checkpoint: NetConfig | None = None, with_conventions: bool = False) -> NetConfig:
-        """Sizes of the network from the preset and single keys. They must not contradict the checkpoint's.
+        """Determines the network's sizes from preset, single keys and checkpoint, which must not contradict each other.
 
         Args:
             checkpoint: the checkpoint's sizes, if there is one.

@@ -11,7 +11,7 @@ from .exporting import check_plain, check_undivided
 
 
 class Adapted(Protocol):
-    """Settings under ``actor.model`` that decide whether adapters can be exported alone."""
+    """Interface of settings under ``actor.model`` that decide whether adapters can be exported alone."""
 
     @property
     def is_lora(self) -> bool: ...
@@ -20,7 +20,8 @@ class Adapted(Protocol):
 
 
 def check_adapters(settings: Adapted, dtype: str, options: Mapping[str, Any]) -> str:
-    """Refuses what no folder of adapters can hold, or keep; returns where the network below lies.
+    """Refuses to export adapters alone where a folder of adapters could not hold all that was trained; returns the path
+    of the base model.
 
     Raises:
         ConfigError: the policy has no adapters, nobody else has the network below them, or an option has no meaning.

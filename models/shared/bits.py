@@ -14,7 +14,7 @@ INSTALL = "pip install 'embodied-rl[quantize]' (from a checkout: pip install -e 
 
 
 class Quantizes(Protocol):
-    """Settings under ``actor.model`` that quantization depends on."""
+    """Interface of settings under ``actor.model`` that quantization depends on."""
 
     @property
     def quantization_bit(self) -> int | None: ...

@@ -21,7 +21,7 @@ GREEDY = Sampling(do_sample=False)
 
 
 class Answers(NamedTuple):
-    """Greedy decisions and their log-probs."""
+    """Greedy decisions of a policy and their log-probs."""
 
     actions: Tensor  # [N, K, A], in the env's units
     logprobs: Tensor  # float32 [N, M₀], nats
@@ -74,7 +74,7 @@ def change(
 
 
 def decided(policy: Policy, examples: Examples, device: torch.device) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-    """Yields which observations, int64 [B], and their records with the policy's greedy decisions; a few at a time."""
+    """Yields, a few observations at a time, their indices int64 [B] and records with the policy's greedy decisions."""
     for first in range(0, len(examples.instructions), ROWS):
         rows = torch.arange(first, min(first + ROWS, len(examples.instructions)))
         obs = {name: torch.from_numpy(values[rows.numpy()]).to(device) for name, values in _obs(examples).items()}

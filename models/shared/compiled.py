@@ -46,7 +46,7 @@ class CompiledBlocks:
 
     @contextmanager
     def switched(self, on: bool) -> Iterator[None]:
-        """Makes calls inside the block run compiled, or as they are."""
+        """Context in which calls run compiled, or as they are."""
         before = self._on
         self._set(on)
         try:
@@ -74,11 +74,11 @@ def _check(backend: str) -> None:
 
 
 def bucket(rows: int) -> int:
-    """Rounds ``rows`` up to a power of two."""
+    """Rounds a number of rows up to a power of two."""
     return 1 << (rows - 1).bit_length()
 
 
 def filled(values: Tensor, rows: int) -> Tensor:
-    """Repeats the last row of ``values`` [B, …]: [rows, …]."""
+    """Pads ``values`` [B, …] by its last row: [rows, …]."""
     missing = rows - len(values)
     return values if missing == 0 else torch.cat([values, values[-1:].expand(missing, *values.shape[1:])])

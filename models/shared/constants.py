@@ -15,9 +15,9 @@ P = ParamSpec("P")
 MOST = 256  # tensors that a function keeps
 
 
-def kept(make: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """Makes each tensor once. One that was made without memory (``runner.dry_run``) is only given to calls in the same
-    mode, and never to a policy that computes."""
+def cached(make: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """Decorator that caches the tensors which a function makes. One that was made without memory (``runner.dry_run``)
+    is only given to calls in the same mode, and never to a policy that computes."""
     found: dict[Hashable, Tensor] = {}
 
     @wraps(make)
@@ -39,8 +39,8 @@ def _mode() -> Any:
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
 
 
-@kept
+@cached
 def constant(values: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Gives ``values`` (nested tuples) as a tensor. Callers must not write to it."""
+    """Returns ``values`` (nested tuples) as a cached tensor. Callers must not write to it."""
     with torch.inference_mode(False):  # the first caller may be a rollout, a later one needs gradients
         return torch.tensor(values, dtype=dtype, device=device)

@@ -15,7 +15,7 @@ LOSES_MEAN = 0.01
 
 
 class Computed(Protocol):
-    """Settings under ``actor.model`` that decide the number format."""
+    """Interface of settings under ``actor.model`` that decide the number format."""
 
     @property
     def is_lora(self) -> bool: ...
@@ -24,24 +24,24 @@ class Computed(Protocol):
 
 
 def check_dtype(dtype: str) -> None:
-    """Raises :class:`ConfigError` for a dtype that no folder of weights has."""
+    """Raises :class:`ConfigError` unless ``dtype`` is one in which folders of weights are written."""
     if dtype not in EXPORT_DTYPES:
         raise unknown_name("dtype", dtype, EXPORT_DTYPES, "--dtype")
 
 
 def precision_of(settings: Computed, dtype: str) -> str:
-    """Returns the format in which a folder whose weights are ``dtype`` is computed. Merged weights are computed with in
-    the format that they were written in: in fewer bits they would be rounded once more."""
+    """Returns the number format in which a folder with weights of ``dtype`` is computed. Merged weights are computed
+    with in the format that they were written in: in fewer bits they would be rounded once more."""
     return "fp32" if settings.is_lora and dtype == "fp32" else settings.precision
 
 
 def shard_bytes(options: Mapping[str, Any]) -> int:
-    """Returns how many bytes a file of weights may have."""
+    """Returns how many bytes a file of weights may have (``max_shard_size``)."""
     return options.get("max_shard_size") or SHARD_BYTES
 
 
 def check_plain(options: Mapping[str, Any], kind: str) -> None:
-    """Raises :class:`ConfigError` for a format whose tensors are of floating point alone."""
+    """Raises :class:`ConfigError` if ``options`` ask a format of floating-point tensors to quantize."""
     if (quantize := options.get("quantize")) is not None:
         raise ConfigError(
             f"--quantize {quantize}: format {kind} holds tensors of floating point alone", "leave --quantize out"
@@ -49,7 +49,8 @@ def check_plain(options: Mapping[str, Any], kind: str) -> None:
 
 
 def check_undivided(options: Mapping[str, Any], kind: str) -> None:
-    """Raises :class:`ConfigError` for a format whose weights are not divided among files by their size."""
+    """Raises :class:`ConfigError` if ``options`` ask a format to divide its weights among files by their size, which it
+    cannot."""
     if (size := options.get("max_shard_size")) is not None:
         raise ConfigError(
             f"--shard-size of {size} bytes: format {kind} does not divide its weights among files",

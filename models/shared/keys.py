@@ -9,12 +9,12 @@ from embodied.errors import ConfigError
 
 
 def bad(key: str, value: Any, reason: str, fix: str) -> ConfigError:
-    """The error for a key under ``actor.model``."""
+    """Makes the error for a wrong value of a key under ``actor.model``."""
     return ConfigError(f"actor.model.{key} = {value!r}: {reason}", f"actor.model.{key}: {fix}")
 
 
 def as_tuple(value: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Gives one name or several as a tuple."""
+    """Converts one name or several to a tuple."""
     if value is None:
         return ()
     return (value,) if isinstance(value, str) else tuple(value)

@@ -28,7 +28,7 @@ NONE: Mapping[str, Tensor] = MappingProxyType({})
 
 
 def inject(model: nn.Module, config: LoraConfig, seed: int, cast_input: bool) -> None:
-    """Wraps the target layers of ``model`` in place.
+    """Wraps the target layers of ``model`` in LoRA adapters, in place.
 
     Args:
         config: peft's; ``target_modules`` are endings of names.
@@ -59,6 +59,7 @@ def _check_targets(model: nn.Module, config: LoraConfig) -> None:
 
 
 def lora_layers(model: nn.Module) -> dict[str, LoraLayer]:
+    """Lists the layers of ``model`` that have adapters, by name."""
     return {name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
 
 
@@ -84,7 +85,7 @@ def _weight(layer: nn.Module) -> Tensor:
 
 
 def merged_state(model: nn.Module, full: Mapping[str, Tensor] = NONE) -> dict[str, Tensor]:
-    """Gives a float32 state dict on the CPU under the names without adapters, with their deltas added. See
+    """Returns a float32 state dict on the CPU under the names without adapters, with their deltas added. See
     :func:`merged_tensors`."""
     return {name: tensor.cpu().contiguous() for name, tensor in merged_tensors(model, full)}
 
@@ -110,7 +111,7 @@ def merged_tensors(model: nn.Module, full: Mapping[str, Tensor] = NONE) -> Itera
 
 
 def adapter_state(model: nn.Module) -> dict[str, Tensor]:
-    """Gives the adapters' tensors under peft's file names (``base_model.model.….lora_A.weight``)."""
+    """Returns the adapters' tensors under peft's file names (``base_model.model.….lora_A.weight``)."""
     state = {name: value for name, value in model.state_dict().items() if ".lora_" in name}
     return {
         _PREFIX + name.replace(".default.", "."): value.detach().cpu().contiguous() for name, value in state.items()
@@ -118,20 +119,20 @@ def adapter_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def save_adapter(
-    model: nn.Module, folder: Path, base: str | None = None, whole: Mapping[str, Tensor] = NONE
+    model: nn.Module, folder: Path, base: str | None = None, in_full: Mapping[str, Tensor] = NONE
 ) -> None:  # fmt: skip
     """Writes a folder that peft and ``lora_path`` read. For adapted models only.
 
     Args:
         base: where the network below lies, for peft's configuration.
-        whole: tensors of modules that were trained in full, by name; peft calls them ``modules_to_save``.
+        in_full: tensors of modules that were trained in full, by name; peft calls them ``modules_to_save``.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    state = adapter_state(model) | {_PREFIX + name: t.detach().cpu().contiguous() for name, t in whole.items()}
+    state = adapter_state(model) | {_PREFIX + name: t.detach().cpu().contiguous() for name, t in in_full.items()}
     save_file(state, str(folder / ADAPTER_FILE), metadata={"format": "pt"})
     config: LoraConfig = copy.copy(model.peft_config["default"])  # type: ignore[index, assignment]
     config.base_model_name_or_path = base or config.base_model_name_or_path
-    config.modules_to_save = sorted({name.rpartition(".")[0] for name in whole}) or None
+    config.modules_to_save = sorted({name.rpartition(".")[0] for name in in_full}) or None
     config.save_pretrained(str(folder))
 
 

@@ -19,7 +19,7 @@ LEAST_BYTES = 1024  # a smaller tensor costs more to move than it frees
 
 @dataclass
 class Moved:
-    """Counts what was moved to the host."""
+    """Counts tensors and bytes that were moved to the host."""
 
     tensors: int = 0
     bytes: int = 0
@@ -27,7 +27,8 @@ class Moved:
 
 @contextmanager
 def activations_on_host(module: nn.Module) -> Iterator[Moved]:
-    """Moves what autograd saves within it to (pinned) host memory, except parameters and buffers of ``module``.
+    """Context that keeps activations which autograd saves in (pinned) host memory, except parameters and buffers of
+    ``module``.
 
     It comes back when the backward pass asks for it. Copies are queued on the stream of the computation: nothing waits,
     and no tensor is overwritten before it was copied.

@@ -11,7 +11,7 @@ from .files import FORMATS
 
 
 def rounding_of(dtype: str, precision: str, of_run: str) -> str:
-    """Returns what a folder of floating-point weights rounds (``Exported.rounding``).
+    """Says what a folder of floating-point weights rounds compared with the run (``Exported.rounding``).
 
     Args:
         dtype: of the tensors that were written.
@@ -22,7 +22,7 @@ def rounding_of(dtype: str, precision: str, of_run: str) -> str:
 
 
 def number_format(device: torch.device, precision: str) -> torch.autocast:
-    """Computes in a number format inside the block.
+    """Context of autocast in a number format.
 
     Args:
         precision: one of :data:`.files.FORMATS`.

@@ -33,7 +33,7 @@ class PromptIds:
         self.bos_id, self.last_id, self.pad_id = bos_id, last_id, pad_id
 
     def encode(self, instruction: str) -> list[int]:
-        """Ids of the prompt."""
+        """Encodes an instruction as the ids of its prompt."""
         ids = self.tokenizer.encode(self.text(instruction), add_special_tokens=False).ids
         trailing = [] if ids[-1:] == [self.last_id] else [self.last_id]
         return [self.bos_id, *ids, *trailing]
@@ -60,7 +60,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
 
 
 def padded(rows: Sequence[Sequence[int]], pad_id: int, least: int = 0) -> tuple[Tensor, Tensor]:
-    """Pad rows that begin with BOS to the longest, or to ``least``: ids int64 [B, L], present bool [B, L].
+    """Pads rows of ids that begin with BOS to the longest, or to ``least``: ids int64 [B, L], present bool [B, L].
 
     Padding stands after BOS, where the images go: the text keeps its place relative to the actions.
     """

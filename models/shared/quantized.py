@@ -24,7 +24,7 @@ NESTED = 256  # scales that share one
 
 
 class QuantizedLinear(nn.Linear):
-    """A linear layer [..., in] → [..., out] whose weight is frozen in codes.
+    """A linear layer [..., in] → [..., out] whose frozen weight is stored in 8 or 4 bits.
 
     It has no values before :meth:`quantize`. ``weight`` holds codes, int8 [out, in] or uint8 [out · in / 2, 1]. Scales
     are buffers that no state dict has: a base is read from its own folder.
@@ -53,7 +53,7 @@ class QuantizedLinear(nn.Linear):
 
     @torch.no_grad()
     def quantize(self, weight: Tensor) -> None:
-        """Takes the values of ``weight`` [out, in], and its device."""
+        """Quantizes ``weight`` [out, in] into this layer, on its device."""
         from bitsandbytes import functional as library
 
         weight = weight.contiguous()
@@ -68,7 +68,7 @@ class QuantizedLinear(nn.Linear):
 
     @torch.no_grad()
     def dequantize(self, dtype: torch.dtype) -> Tensor:
-        """Gives the weight that the codes stand for: ``dtype`` [out, in]."""
+        """Computes the weight that the codes stand for: ``dtype`` [out, in]."""
         from bitsandbytes import functional as library
 
         if self.bits == 8:
@@ -88,6 +88,7 @@ class QuantizedLinear(nn.Linear):
         return out if self.bias is None else out + self.bias.to(dtype)
 
     def extra_repr(self) -> str:
+        """Describes the layer for ``print``."""
         return f"{super().extra_repr()}, bits={self.bits}"
 
     def _keep(self, codes: Tensor) -> None:
@@ -134,7 +135,8 @@ def quantized_layers(module: nn.Module) -> dict[str, QuantizedLinear]:
 def replace_linears(
     module: nn.Module, bits: int, fill: Callable[[QuantizedLinear, Tensor], None] | None = None
 ) -> None:
-    """Puts a :class:`QuantizedLinear` in the place of each linear layer within ``module``.
+    """Replaces each linear layer within ``module`` by a :class:`QuantizedLinear` of ``bits``; ``fill(layer, weight)``
+    gives it values, None = it has none yet.
 
     Args:
         fill: gets the new layer and the weight of the old; None = the new ones have no values yet.

@@ -19,14 +19,16 @@ WARM_UP = 2  # calls before a capture: in them libraries choose kernels and allo
 
 
 class Graph(Protocol):
-    """Work that was captured."""
+    """Interface of captured work that can be run again."""
 
-    def replay(self) -> None: ...
+    def replay(self) -> None:
+        """Runs the captured work again."""
 
 
 @dataclass
 class Replayed:
-    """Calls ``function(key)``. The first calls with a key run as they are; from then on a graph of it is replayed.
+    """Replays ``function(key)`` as a CUDA graph. The first calls with a key run as they are; from then on a graph of it
+    is replayed.
 
     A result is overwritten by the next call. A state tensor that lies elsewhere than at the call before, because it has
     grown, say, ends all graphs.
@@ -73,7 +75,7 @@ def beside(device: torch.device, function: Callable[[], Tensor]) -> Tensor:
 
 
 def new_pool() -> Any:
-    """Memory that graphs share."""
+    """Makes a memory pool that CUDA graphs share."""
     return torch.cuda.graph_pool_handle()
 
 

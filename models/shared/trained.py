@@ -17,8 +17,8 @@ from .keys import bad
 
 
 class Trains(Protocol):
-    """Keys under ``actor.model`` that select the trained parameters. Of a model's settings, ``freeze_patterns`` and
-    ``saved_modules`` are ``freeze_pattern`` and ``lora_modules_to_save`` as tuples."""
+    """Interface of keys under ``actor.model`` that select the trained parameters. Of a model's settings,
+    ``freeze_patterns`` and ``saved_modules`` are ``freeze_pattern`` and ``lora_modules_to_save`` as tuples."""
 
     @property
     def is_lora(self) -> bool: ...
@@ -33,7 +33,7 @@ class Trains(Protocol):
 
 
 def lora_config(settings: Any, targets: Sequence[str] | str | None, exclude: str | None = None) -> LoraConfig:
-    """Gives peft's configuration of the ``lora_…`` keys.
+    """Makes peft's LoRA configuration from the ``lora_…`` keys.
 
     Args:
         targets: endings of the names of the layers that are adapted.
@@ -52,20 +52,22 @@ def lora_config(settings: Any, targets: Sequence[str] | str | None, exclude: str
     )
 
 
-def choose_trained(policy: nn.Module, settings: Trains, whole: Sequence[str], own: str, hint: str = "") -> None:
+def choose_trained(
+    policy: nn.Module, settings: Trains, trained_in_full: Sequence[str], prefix: str, hint: str = ""
+) -> None:
     """Sets ``requires_grad`` of every parameter: ``is_lora`` first, then trainable_map, then freeze_pattern.
 
     Args:
-        whole: modules that are trained in full beside adapters.
-        own: what the policy puts in front of names, e.g. ``model.``; prefixes fit with it and without.
+        trained_in_full: modules that are trained in full beside adapters.
+        prefix: what the policy puts in front of names, e.g. ``model.``; prefixes fit with it and without.
         hint: more of the fix for a pattern that fits nothing.
 
     Raises:
         ConfigError: a pattern fits no parameter, or nothing is trained.
     """
-    _check_matches([name for name, _ in policy.named_parameters()], settings, own, hint)
+    _check_matches([name for name, _ in policy.named_parameters()], settings, prefix, hint)
     for name, parameter in policy.named_parameters():
-        trained = _is_trained(name, settings, (*whole, *settings.saved_modules), own)
+        trained = _is_trained(name, settings, (*trained_in_full, *settings.saved_modules), prefix)
         if trained and not parameter.is_floating_point():
             reason = f"its weights are frozen, and {name} is to be trained"
             raise bad(KEY, settings.quantization_bit, reason, "set it to null, or train other layers in full")
@@ -74,17 +76,17 @@ def choose_trained(policy: nn.Module, settings: Trains, whole: Sequence[str], ow
         raise ConfigError("no parameter is trained", "loosen actor.model.freeze_pattern or actor.model.trainable_map")
 
 
-def _is_trained(name: str, settings: Trains, whole: Sequence[str], own: str) -> bool:
+def _is_trained(name: str, settings: Trains, whole: Sequence[str], front: str) -> bool:
     if any(re.search(pattern, name) for pattern in settings.freeze_patterns):
         return False
     for prefix, trained in (settings.trainable_map or {}).items():
-        if _begins(name, prefix, own):
+        if _begins(name, prefix, front):
             return trained
     return not settings.is_lora or ".lora_" in name or any(_inside(name, module) for module in whole)
 
 
-def _begins(name: str, prefix: str, own: str) -> bool:
-    return name.startswith(prefix) or name.removeprefix(own).startswith(prefix)
+def _begins(name: str, prefix: str, front: str) -> bool:
+    return name.startswith(prefix) or name.removeprefix(front).startswith(prefix)
 
 
 def _inside(name: str, module: str) -> bool:
@@ -92,10 +94,10 @@ def _inside(name: str, module: str) -> bool:
     return f".{module}." in f".{name}"
 
 
-def _check_matches(names: list[str], settings: Trains, own: str, hint: str) -> None:
+def _check_matches(names: list[str], settings: Trains, prefix: str, hint: str) -> None:
     given = {
         "freeze_pattern": {p: any(re.search(p, n) for n in names) for p in settings.freeze_patterns},
-        "trainable_map": {p: any(_begins(n, p, own) for n in names) for p in settings.trainable_map or {}},
+        "trainable_map": {p: any(_begins(n, p, prefix) for n in names) for p in settings.trainable_map or {}},
         "lora_modules_to_save": {m: any(_inside(n, m) for n in names) for m in settings.saved_modules},
     }
     for key, matches in given.items():
@@ -113,7 +115,7 @@ def training_modules(policy: nn.Module) -> list[nn.Module]:
 
 @contextmanager
 def not_training(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Puts ``modules`` in evaluation mode inside the block."""
+    """Context in which ``modules`` are in evaluation mode."""
     modes = [module.training for module in modules]
     for module in modules:
         module.training = False

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from embodied.data import reading
-from embodied.data.demonstrations import Demonstrations, Wanted
+from embodied.data.demonstrations import Demonstrations, FieldSelection
 from embodied.errors import DatasetError, EmbodiedError, SpecMismatchError
 
-LIBERO = Wanted(["agentview", "robot0_eye_in_hand"])
+LIBERO = FieldSelection(["agentview", "robot0_eye_in_hand"])
 LENGTH = 6
 INFO = json.dumps({"language_instruction": "pick up the milk"})
 
@@ -47,7 +47,7 @@ def libero(path: Path, **changes: Any) -> Path:
     return write(path, {"problem_info": INFO}, values={k: v for k, v in changed.items() if v is not None})
 
 
-def read(path: Path, wanted: Wanted = LIBERO) -> Demonstrations:
+def read(path: Path, wanted: FieldSelection = LIBERO) -> Demonstrations:
     return reading.read(path, wanted)
 
 
@@ -74,7 +74,7 @@ def test_a_file_of_robomimic_is_upright_and_has_no_instruction(tmp_path):
     with pytest.raises(DatasetError, match=r"image_v15.hdf5, demo_0 has no instruction") as refused:
         read(path)
     assert "data.instruction" in refused.value.remedy
-    (episode,) = read(path, Wanted(LIBERO.cameras, instruction="lift the cube")).episodes
+    (episode,) = read(path, FieldSelection(LIBERO.cameras, instruction="lift the cube")).episodes
     assert episode.instruction == "lift the cube"
     shown = arrays(("agentview_image", "robot0_eye_in_hand_image"))
     assert np.array_equal(episode.pictures(2)[0], shown["obs/agentview_image"][2])
@@ -92,16 +92,16 @@ def test_pictures_of_unknown_origin_are_asked_for(tmp_path):
     path = write(tmp_path / "own.hdf5", {}, values=values)
     keys = ["front", "wrist"]
     with pytest.raises(DatasetError, match="nothing says whether the pictures of 'front' are upright") as refused:
-        read(path, Wanted(LIBERO.cameras, keys, instruction="go"))
+        read(path, FieldSelection(LIBERO.cameras, keys, instruction="go"))
     assert "data.rotate_images" in refused.value.remedy
     for turned in (True, False):
-        (episode,) = read(path, Wanted(LIBERO.cameras, keys, instruction="go", rotate_images=turned)).episodes
+        (episode,) = read(path, FieldSelection(LIBERO.cameras, keys, instruction="go", rotate_images=turned)).episodes
         assert np.array_equal(episode.pictures(1)[0], np.rot90(values["obs/front"][1], 2 * turned))
 
 
 def test_what_is_said_of_pictures_counts_more_than_their_origin(tmp_path):
     path = libero(tmp_path / "a.hdf5")
-    (episode,) = read(path, Wanted(LIBERO.cameras, rotate_images=False)).episodes
+    (episode,) = read(path, FieldSelection(LIBERO.cameras, rotate_images=False)).episodes
     assert np.array_equal(episode.pictures(1)[0], arrays()["obs/agentview_rgb"][1])
 
 
@@ -229,13 +229,13 @@ def test_what_is_odd_is_refused(tmp_path, make, said):
 
 def test_an_instruction_can_be_given_to_a_file_without(tmp_path):
     path = infos('{"domain": "x"}')(tmp_path)
-    assert read(path, Wanted(LIBERO.cameras, instruction="go")).episodes[0].instruction == "go"
+    assert read(path, FieldSelection(LIBERO.cameras, instruction="go")).episodes[0].instruction == "go"
 
 
 def test_the_array_of_the_actions_can_be_named(tmp_path):
     absolute = np.ones((LENGTH, 7))
     path = libero(tmp_path / "a.hdf5", actions_abs=absolute)
-    (episode,) = read(path, Wanted(LIBERO.cameras, action_key="actions_abs")).episodes
+    (episode,) = read(path, FieldSelection(LIBERO.cameras, action_key="actions_abs")).episodes
     assert np.array_equal(episode.actions, absolute)
 
 
@@ -293,7 +293,7 @@ def test_a_folder_with_the_ending_is_refused(tmp_path):
         read(tmp_path / "a.hdf5")
 
 
-MANISKILL = Wanted(["base_camera"], instruction="pick up the cube")
+MANISKILL = FieldSelection(["base_camera"], instruction="pick up the cube")
 
 
 def maniskill(path: Path, change: Callable[[h5py.File, dict[str, Any]], Any] = lambda file, said: None) -> Path:
@@ -356,7 +356,7 @@ def test_trajectories_that_are_odd_are_refused(tmp_path, change, said):
 
 def test_trajectories_without_pictures_are_read_for_an_env_without(tmp_path):
     path = maniskill(tmp_path / "t.h5", lambda file, said: [file[f"traj_{i}/obs"].pop("sensor_data") for i in range(2)])
-    found = read(path, Wanted([], instruction="go"))
+    found = read(path, FieldSelection([], instruction="go"))
     assert [episode.pictures for episode in found.episodes] == [None, None]
 
 

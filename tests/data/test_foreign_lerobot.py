@@ -32,14 +32,14 @@ from PIL import Image
 
 from embodied import sft
 from embodied.data import reading
-from embodied.data.demonstrations import Wanted, check_fit
+from embodied.data.demonstrations import FieldSelection, check_fit
 from embodied.errors import DatasetError, EmbodiedError, SpecMismatchError
 from embodied.testing import FakeEnv
 from embodied.tools import demos
 
 CONFIG = str(Path(__file__).parents[1] / "config")
 SPEC = FakeEnv().spec
-WANTED = Wanted(SPEC.cameras)
+WANTED = FieldSelection(SPEC.cameras)
 ENV = ("env=fake", "env.num_workers=1", "env.train.horizon=60", "runner.seed=3", "--config-dir", CONFIG)
 INF = float("inf")
 
@@ -107,7 +107,7 @@ def test_actions_of_another_name_are_named(recorded, folder):
     with pytest.raises(DatasetError, match=r"has no actions 'action', only: .*observation.state.*actions") as refused:
         reading.read(folder, WANTED)
     assert refused.value.remedy.endswith("data.action_key, which may be actions")
-    found = reading.read(folder, Wanted(SPEC.cameras, action_key="actions"))
+    found = reading.read(folder, FieldSelection(SPEC.cameras, action_key="actions"))
     assert_equal(found, reading.read(recorded, WANTED))
 
 
@@ -241,7 +241,7 @@ def test_what_is_odd_is_refused(folder, change, said):
 @pytest.mark.parametrize("without", ["no tasks", "null tasks", "blank tasks", "tasks column gone"])
 def test_an_instruction_can_be_given_to_episodes_without(recorded, folder, without):
     REFUSED[without][0](folder)
-    found = reading.read(folder, Wanted(SPEC.cameras, instruction="go"))
+    found = reading.read(folder, FieldSelection(SPEC.cameras, instruction="go"))
     assert [episode.instruction for episode in found.episodes] == ["go"] * 4
     assert_equal(found, reading.read(recorded, WANTED), instruction=False)
 
@@ -305,11 +305,11 @@ def test_a_size_that_is_declared_with_channels_first_is_understood(folder):
 
 def test_as_many_names_of_cameras_as_cameras(folder):
     with pytest.raises(SpecMismatchError, match=r"data.camera_keys names 1 cameras, and the env has 2"):
-        reading.read(folder, Wanted(SPEC.cameras, camera_keys=["camera0"]))
+        reading.read(folder, FieldSelection(SPEC.cameras, camera_keys=["camera0"]))
 
 
 def test_an_empty_list_of_arrays_is_the_layouts_own(recorded):
-    found = reading.read(recorded, Wanted(SPEC.cameras, state_keys=[]))
+    found = reading.read(recorded, FieldSelection(SPEC.cameras, state_keys=[]))
     assert_equal(found, reading.read(recorded, WANTED))
 
 

@@ -11,14 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from embodied.data.texts.reading import Reader
-from embodied.data.texts.text import Columns, Written
+from embodied.data.texts.text import Columns, DemonstratedAnswer
 from embodied.errors import DatasetError
 
 ROW = json.dumps({"prompt": "1+1=", "response": "2"})
 ASKED, ANSWERED = {"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}
 
 
-def read(path: Path) -> list[Written]:
+def read(path: Path) -> list[DemonstratedAnswer]:
     return Reader(Columns(), keep=False).read([str(path)])
 
 

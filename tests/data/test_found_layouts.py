@@ -11,7 +11,7 @@ import pytest
 
 from embodied import sft
 from embodied.data import reading
-from embodied.data.demonstrations import Wanted
+from embodied.data.demonstrations import FieldSelection
 from embodied.errors import DatasetError, EmbodiedError, SpecMismatchError
 from embodied.testing import FakeEnv
 from embodied.tools import demos
@@ -20,8 +20,8 @@ h5py = pytest.importorskip("h5py", exc_type=ImportError)
 pa = pytest.importorskip("pyarrow", exc_type=ImportError)
 foreign = pytest.importorskip("foreign_lerobot", exc_type=ImportError)
 SPEC = FakeEnv().spec
-WANTED = Wanted(SPEC.cameras)
-LIBERO = Wanted(["agentview"])
+WANTED = FieldSelection(SPEC.cameras)
+LIBERO = FieldSelection(["agentview"])
 CONFIGS = str(Path(__file__).parents[1] / "config")
 ENV = ["env=fake", "--config-dir", CONFIGS, "env.train.total_num_envs=2", "env.eval.total_num_envs=2"]
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from embodied.data import reading
-from embodied.data.demonstrations import Wanted
+from embodied.data.demonstrations import FieldSelection
 from embodied.errors import DatasetError, SpecMismatchError
 
 RANDOM = np.random.default_rng(0)
-LIBERO = Wanted(["agentview", "robot0_eye_in_hand"])
+LIBERO = FieldSelection(["agentview", "robot0_eye_in_hand"])
 
 
 def libero_file(path: Path, instruction: object = "turn on the stove", demos: int = 11) -> dict[str, np.ndarray]:
@@ -69,9 +69,9 @@ def test_a_folder_of_libero_files_is_one_set(tmp_path):
 def test_libero_files_that_do_not_fit_are_refused(tmp_path):
     libero_file(tmp_path / "one.hdf5", demos=1)
     with pytest.raises(SpecMismatchError, match="'frontview', only of: agentview_rgb, eye_in_hand_rgb"):
-        reading.read(tmp_path / "one.hdf5", Wanted(["frontview"]))
+        reading.read(tmp_path / "one.hdf5", FieldSelection(["frontview"]))
     with pytest.raises(SpecMismatchError, match="has no nothing") as refused:
-        reading.read(tmp_path / "one.hdf5", Wanted(["agentview"], state_keys=["nothing"]))
+        reading.read(tmp_path / "one.hdf5", FieldSelection(["agentview"], state_keys=["nothing"]))
     assert "joint_states" in refused.value.remedy
     (tmp_path / "bad.hdf5").write_bytes(b"no")
     with pytest.raises(DatasetError, match=r"bad.hdf5 is no file of LIBERO demonstrations"):
@@ -98,7 +98,7 @@ def maniskill_file(path: Path, pictures: bool = True, modes: tuple[str, ...] = (
 
 def test_maniskill_trajectories_are_read_without_those_that_failed(tmp_path):
     maniskill_file(tmp_path / "t.h5")
-    found = reading.read(tmp_path / "t.h5", Wanted(["base_camera"], instruction="pick up the cube"))
+    found = reading.read(tmp_path / "t.h5", FieldSelection(["base_camera"], instruction="pick up the cube"))
     assert found.made_with == {"control_mode": "pd_ee_delta_pos"}
     assert [episode.actions[0, 0] for episode in found.episodes] == pytest.approx([0, 0.2])
     second = found.episodes[1]
@@ -106,12 +106,14 @@ def test_maniskill_trajectories_are_read_without_those_that_failed(tmp_path):
     assert second.pictures(4).shape == (1, 8, 8, 3)
     assert second.pictures(4).max() == 2
     assert np.array_equal(second.fields["state"], np.tile(np.arange(9, dtype=np.float32), (5, 1)))
-    wanted = Wanted(["base_camera"], state_keys=["agent/qpos", "extra/tcp_pose"], instruction="pick up the cube")
+    wanted = FieldSelection(
+        ["base_camera"], state_keys=["agent/qpos", "extra/tcp_pose"], instruction="pick up the cube"
+    )
     assert reading.read(tmp_path / "t.h5", wanted).episodes[0].fields["state"].shape == (5, 16)
 
 
 def test_maniskill_files_that_do_not_fit_are_refused(tmp_path):
-    wanted = Wanted(["base_camera"], instruction="pick up the cube")
+    wanted = FieldSelection(["base_camera"], instruction="pick up the cube")
     maniskill_file(tmp_path / "a.h5", pictures=False)
     with pytest.raises(DatasetError, match="holds no pictures") as refused:
         reading.read(tmp_path / "a.h5", wanted)
@@ -121,12 +123,12 @@ def test_maniskill_files_that_do_not_fit_are_refused(tmp_path):
         reading.read(tmp_path / "b.h5", wanted)
     maniskill_file(tmp_path / "c.h5")
     with pytest.raises(SpecMismatchError, match="'hand_camera', only of: base_camera"):
-        reading.read(tmp_path / "c.h5", Wanted(["hand_camera"], instruction="x"))
+        reading.read(tmp_path / "c.h5", FieldSelection(["hand_camera"], instruction="x"))
     with pytest.raises(SpecMismatchError, match="no agent/qvel") as missing:
-        reading.read(tmp_path / "c.h5", Wanted(["base_camera"], state_keys=["agent/qvel"], instruction="x"))
+        reading.read(tmp_path / "c.h5", FieldSelection(["base_camera"], state_keys=["agent/qvel"], instruction="x"))
     assert missing.value.remedy == "choose data.state_keys from: agent/qpos, extra/tcp_pose"
     with pytest.raises(SpecMismatchError, match="no instructions"):
-        reading.read(tmp_path / "c.h5", Wanted(["base_camera"]))
+        reading.read(tmp_path / "c.h5", FieldSelection(["base_camera"]))
     (tmp_path / "c.json").unlink()
     with pytest.raises(DatasetError, match="no pair of trajectory files"):
         reading.read(tmp_path / "c.h5", wanted)

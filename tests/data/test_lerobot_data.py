@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from embodied.data import pictures, reading
-from embodied.data.demonstrations import Wanted, check_fit
+from embodied.data.demonstrations import FieldSelection, check_fit
 from embodied.data.lerobot import writer as lerobot_writer
 from embodied.errors import DatasetError, SpecMismatchError
 from embodied.testing import FakeEnv
@@ -18,7 +18,7 @@ from embodied.types import Start
 pa = pytest.importorskip("pyarrow", exc_type=ImportError)
 pq = pytest.importorskip("pyarrow.parquet", exc_type=ImportError)
 SPEC = FakeEnv(size=12).spec
-WANTED = Wanted(SPEC.cameras)
+WANTED = FieldSelection(SPEC.cameras)
 
 
 def picture(episode: int, t: int, camera: int) -> np.ndarray:
@@ -129,7 +129,7 @@ def test_cameras_and_state_may_have_other_names(tmp_path):
     write(tmp_path, recording(0))
     found = reading.read(
         tmp_path,
-        Wanted(["top"], camera_keys=["observation.images.camera1"], state_keys=["action", "observation.state"]),
+        FieldSelection(["top"], camera_keys=["observation.images.camera1"], state_keys=["action", "observation.state"]),
     )
     assert np.array_equal(found.episodes[0].pictures(0), [picture(0, 0, 1)])
     assert found.episodes[0].fields["state"].shape == (3, 15)
@@ -150,7 +150,7 @@ def test_what_cannot_be_read_is_refused(tmp_path):
         reading.read(tmp_path, WANTED)
     write(tmp_path, recording(0), recording(1))
     with pytest.raises(SpecMismatchError, match=r"camera 'wrist', only of: observation.images.camera0, obs"):
-        reading.read(tmp_path, Wanted(["wrist"]))
+        reading.read(tmp_path, FieldSelection(["wrist"]))
     data = tmp_path / "data/chunk-000/file-001.parquet"
     pq.write_table(pq.read_table(data).slice(1), data)
     with pytest.raises(DatasetError, match="has 2 rows of episode 1, and meta/episodes says 3"):

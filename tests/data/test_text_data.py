@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from embodied import instructions
-from embodied.data.texts.text import Columns, TextSamples, Written, answers_by_row
+from embodied.data.texts.text import Columns, DemonstratedAnswer, TextSamples, answers_by_row
 from embodied.errors import DatasetError
 from embodied.types import ArraySpec
 
@@ -20,7 +20,7 @@ TALK = [
 SYSTEM = {"role": "system", "content": "be brief"}
 
 
-def answers(rows: list[dict], columns: Columns, where: str) -> list[Written]:
+def answers(rows: list[dict], columns: Columns, where: str) -> list[DemonstratedAnswer]:
     return [one for row in answers_by_row(rows, columns, where) for one in row]
 
 

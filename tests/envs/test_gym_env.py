@@ -14,7 +14,7 @@ import pytest
 import small_gym_envs
 from embodied.envs.gym import GymEnv, env, facts, probe
 from embodied.envs.gym.facts import GymFacts
-from embodied.envs.gym.mapping import Wanted, mapping_of
+from embodied.envs.gym.mapping import MappingSettings, mapping_of
 from embodied.envs.gym.settings import Making
 from embodied.envs.gym.sources import Rule, entries
 
@@ -294,16 +294,16 @@ def test_a_mapping_that_does_not_fit_lists_what_is_there(wanted, message):
     found = entries("obs", env.reset(seed=0)[0]) | entries("info", env.step([[0, 0]])[4])
     facts = GymFacts(found, {"n": 2}, 30, 12.0, None, (24, 24, 3), "", "", {}, "1")
     with pytest.raises(ConfigError) as caught:
-        mapping_of(replace(Wanted(success="info.solved"), **wanted), facts)
+        mapping_of(replace(MappingSettings(success="info.solved"), **wanted), facts)
     text = " ".join(str(caught.value).split())
     assert re.search(message, text), text
 
 
 def test_an_unasked_rule_is_found_and_one_without_its_entry_does_not_hold():
     facts = GymFacts({"obs": ((2,), "float32")}, {"n": 2}, 0, 0.0, 475.0, None, "none", "", {}, "1")
-    assert mapping_of(Wanted(), facts).success == Rule.of("return>=475", "key")
+    assert mapping_of(MappingSettings(), facts).success == Rule.of("return>=475", "key")
     told = {**facts.entries, "info.success": ((), "bool")}
-    assert mapping_of(Wanted(), replace(facts, entries=told)).success == Rule.of("info.success", "key")
+    assert mapping_of(MappingSettings(), replace(facts, entries=told)).success == Rule.of("info.success", "key")
     assert not Rule.of("info.success", "key").holds({"info": {}})
     assert [Rule.of(text, "key").holds({"reward": 0.5}) for text in ("reward>=0.5", "reward>0.5", "reward < 1")] == [
         True, False, True,

@@ -14,7 +14,7 @@ import torch
 from embodied.envs.gym import GymEnv, env, late, probe, vector
 from embodied.envs.gym.calls import from_action, to_action
 from embodied.envs.gym.facts import GymFacts, alike
-from embodied.envs.gym.mapping import Wanted, mapping_of
+from embodied.envs.gym.mapping import MappingSettings, mapping_of
 from embodied.envs.gym.sources import Rule, tells_success
 
 from embodied import train
@@ -57,7 +57,7 @@ def _here(monkeypatch):
     """Envs are asked in this process, as the process of their own does it."""
 
     def asked(making: Any, remake: bool, python: Any) -> GymFacts:
-        tried: list[late.Played] = []
+        tried: list[late.ProbedEnv] = []
         facts = probe.describe(making, remake, tried=tried)
         return GymFacts(**{**vars(facts), **late.play_on(vars(facts), tried[0])})
 
@@ -290,7 +290,7 @@ def test_an_observation_that_changes_its_form_is_said(monkeypatch, to, message):
 def test_an_entry_that_is_missing_from_an_observation_is_said(state):
     facts = GymFacts({"obs.0": ((2,), "float32"), "info.extra": ((), "float64"), "info.success": ((), "bool")},
                      {"n": 2}, 30, 12.0, None, None, "", "", {}, "1")  # fmt: skip
-    mapped = mapping_of(Wanted(state=[state]), facts)
+    mapped = mapping_of(MappingSettings(state=[state]), facts)
     with pytest.raises(SpecMismatchError, match=f"{state} is not in every observation"):
         mapped.write({"obs": (), "info": {}}, {"state": np.zeros(mapped.state_dim, np.float32)})
 

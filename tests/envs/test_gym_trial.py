@@ -53,7 +53,7 @@ def runs(pid: int) -> bool:
 )  # fmt: skip
 def test_what_an_env_does_to_its_process_keeps_no_answer(tmp_path, reset):
     file = tmp_path / "helpers"
-    answer = asking.asked(odd(reset=reset, file=str(file)), False, None)
+    answer = asking.probed(odd(reset=reset, file=str(file)), False, None)
     assert answer["entries"]["obs"] == [[2], "float32"], answer
     assert answer["whole"]
     if "helper" in reset or reset == "daemon":
@@ -71,11 +71,11 @@ def test_what_an_env_does_to_its_process_keeps_no_answer(tmp_path, reset):
 )
 def test_how_a_process_ended_is_said_with_the_call_that_ended_it(kwargs, message):
     with pytest.raises(ConfigError, match=message):
-        asking.asked(odd(**kwargs), False, None)
+        asking.probed(odd(**kwargs), False, None)
 
 
 def test_an_env_that_asks_the_user_is_told_that_there_is_nobody():
-    answer = asking.asked(odd(reset="reads"), False, None)
+    answer = asking.probed(odd(reset="reads"), False, None)
     assert "EOFError" in answer["message"]
 
 
@@ -83,13 +83,13 @@ def test_an_env_that_asks_the_user_is_told_that_there_is_nobody():
 def test_a_hang_is_said_with_its_call(monkeypatch, kwargs, call):
     monkeypatch.setattr(asking, "LIMIT_S", 8.0)
     with pytest.raises(ConfigError, match=rf"Odd was tried for 8 s and was then still in {call}\(\)"):
-        asking.asked(odd(**kwargs), False, None)
+        asking.probed(odd(**kwargs), False, None)
 
 
 @pytest.mark.parametrize("kwargs", [{"hangs_in": "close"}, {"late": "hangs"}, {"late": "ends"}, {"late": "crashes"}])
 def test_what_fails_after_the_answer_does_not_take_it_back(monkeypatch, kwargs):
     monkeypatch.setattr(asking, "GRACE_S", 1.0)
-    answer = asking.asked(odd(**kwargs), False, None)
+    answer = asking.probed(odd(**kwargs), False, None)
     assert answer["entries"]["info.success"] == [[], "bool"]
     assert answer["whole"] == ("hangs_in" in kwargs)
 

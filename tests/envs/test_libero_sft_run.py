@@ -10,7 +10,7 @@ import pytest
 
 from embodied import sft
 from embodied.data import reading
-from embodied.data.demonstrations import Wanted
+from embodied.data.demonstrations import FieldSelection
 from embodied.tools import demos
 
 pytestmark = [pytest.mark.sim, pytest.mark.slow]
@@ -26,7 +26,7 @@ ENV = ["env=libero_object", "env.num_workers=1", *(f"env.{side}.{key}" for side 
 def test_demonstrations_of_libero_are_learnt_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert demos.main([*ENV, "episodes=2", "noise_std=0.1", "demos.path=cheese"]) == 0
-    found = reading.read(Path("cheese"), Wanted(CAMERAS)).episodes
+    found = reading.read(Path("cheese"), FieldSelection(CAMERAS)).episodes
     assert len(found) == 2
     assert all(60 <= len(episode) <= 280 for episode in found)
     first, last = found[0].pictures(0), found[0].pictures(len(found[0]) - 1)

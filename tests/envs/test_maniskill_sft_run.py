@@ -11,7 +11,7 @@ from embodied.envs.maniskill.rendering import check_vulkan
 
 from embodied import sft
 from embodied.data import reading
-from embodied.data.demonstrations import Wanted
+from embodied.data.demonstrations import FieldSelection
 from embodied.errors import RendererUnavailableError
 from embodied.tools import demos
 
@@ -30,7 +30,7 @@ def test_demonstrations_of_a_simulator_are_learnt_from(tmp_path: Path, monkeypat
         pytest.skip(str(error))
     monkeypatch.chdir(tmp_path)
     assert demos.main([*ENV, "episodes=4", "noise_std=0.2", "demos.path=push"]) == 0
-    found = reading.read(Path("push"), Wanted(["base_camera"])).episodes
+    found = reading.read(Path("push"), FieldSelection(["base_camera"])).episodes
     assert len(found) == 4
     assert all(8 <= len(episode) <= 50 for episode in found)
     first, last = found[0].pictures(0), found[0].pictures(len(found[0]) - 1)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from embodied.evaluation.provenance import left_out_by, noted
+from embodied.evaluation.provenance import export_note, left_out_by
 from embodied.lib.files import sealed
 
 
@@ -74,7 +74,7 @@ def test_an_exported_folder_says_what_the_trainings_behind_it_left_out(tmp_path,
     made |= {"lora_path": folder_of(tmp_path / "adapters", *adapters)} if adapters else {}
     config = run_of(tmp_path / "run", own, **made)
     assert left_out_by(config, 10, trains=True) is said
-    after = [one["held_out_states"] for one in noted(tmp_path / "run" / "checkpoints" / "000001")]
+    after = [one["held_out_states"] for one in export_note(tmp_path / "run" / "checkpoints" / "000001")]
     assert after == [*network, *(adapters or []), own]
     again = run_of(tmp_path / "next", 40, model_path=folder_of(tmp_path / "exported", *after))
     assert left_out_by(again, 10, trains=True) is said
@@ -92,13 +92,13 @@ def test_a_folder_that_does_not_say_it_is_not_known(tmp_path):
         config = run_of(tmp_path / name, 10, model_path=str(path))
         assert left_out_by(config, 10, trains=True) is None
         assert left_out_by(config, 10, trains=False) is None
-        assert [one["run"] for one in noted(tmp_path / name / "checkpoints" / "000001")] == [None, name]
+        assert [one["run"] for one in export_note(tmp_path / name / "checkpoints" / "000001")] == [None, name]
     elsewhere = tmp_path / "copied" / "checkpoints" / "000001"
-    assert noted(elsewhere) == [{"run": "copied", "held_out_states": None}], "without the run's folder"
+    assert export_note(elsewhere) == [{"run": "copied", "held_out_states": None}], "without the run's folder"
 
 
 def test_runs_that_name_each_other_end(tmp_path):
     for name, other in (("a", "b"), ("b", "a")):
         run_of(tmp_path / name, 10, ckpt_path=str(tmp_path / other / "checkpoints" / "000001"))
-    found = noted(tmp_path / "a" / "checkpoints" / "000001")
+    found = export_note(tmp_path / "a" / "checkpoints" / "000001")
     assert [(one["run"], one["held_out_states"]) for one in found] == [(None, None), ("b", 10), ("a", 10)]

@@ -18,7 +18,7 @@ from embodied import train
 from embodied.algorithms.kl import Coefficient
 from embodied.errors import ConfigError
 from embodied.learn.score.recompute import _inside
-from embodied.learn.step.passes import PassEvaluator
+from embodied.learn.step.passes import ForwardPasses
 from embodied.learn.terms.term import Setup
 from embodied.learn.trainer import Trainer
 from embodied.observe.timing import Sections
@@ -223,7 +223,7 @@ def test_modules_are_searched_once_for_all_passes_of_the_reference(monkeypatch):
     monkeypatch.setattr(policy, "modules", lambda: searched.append(1) or search())
     monkeypatch.setattr(policy, "evaluate", lambda records, sampling: seen.append(policy.head.training))
     weights, nothing = SimpleNamespace(acting=nullcontext), SimpleNamespace(reshard=lambda: None)
-    evaluate = PassEvaluator(policy, Sampling(), nothing, weights, distribution=False)
+    evaluate = ForwardPasses(policy, Sampling(), nothing, weights, distribution=False)
     for _ in range(3):
         evaluate.reference({})
     assert (len(searched), seen, policy.head.training) == (1, [False] * 3, True)

@@ -388,7 +388,7 @@ def test_a_run_trains_with_the_term_logs_its_metric_and_goes_on():
     assert all(row["train/squares"] > 0 for row in mine)
     kept = json.loads(Path("runs/run/own_metrics.json").read_text(encoding="utf-8"))
     assert kept == {"train/squares": "mean squared change of a log-prob, nats²; lower is better"}
-    shown = series.own_meanings([read("runs/run")])
+    shown = series.custom_meanings([read("runs/run")])
     assert series.meaning("train/squares", shown) == kept["train/squares"]
     assert train.main([*RUN, "runner.experiment_name=without"]) == 0
     without = rows("without")

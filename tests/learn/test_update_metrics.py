@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from embodied.learn.step.engine import Outcome, Taken
+from embodied.learn.step.engine import OptimizerStep, Outcome
 from embodied.learn.step.update_metrics import UpdateMetrics
 from embodied.learn.terms.term import Share
 
@@ -40,10 +40,10 @@ def test_numbers_of_steps_are_means_over_those_that_were_made():
     found = UpdateMetrics()
     for norm in (1.0, 3.0):
         found.add_to_steps("train/value_grad_norm", norm)
-        found.add_step(Taken(MADE, 2 * norm, norm))
-    found.add_step(Taken(Outcome.NOT_FINITE, float("nan"), 0.0))
-    found.add_step(Taken(Outcome.OVERFLOW, 1.0, float("inf")))
-    found.add_step(Taken(Outcome.ABANDONED, 1.0, 0.0))
+        found.add_step(OptimizerStep(MADE, 2 * norm, norm))
+    found.add_step(OptimizerStep(Outcome.NOT_FINITE, float("nan"), 0.0))
+    found.add_step(OptimizerStep(Outcome.OVERFLOW, 1.0, float("inf")))
+    found.add_step(OptimizerStep(Outcome.ABANDONED, 1.0, 0.0))
     said = found.metrics()
     assert said["train/value_grad_norm"] == 2.0
     assert (said["train/loss"], said["train/grad_norm"]) == (4.0, 2.0)
@@ -55,7 +55,7 @@ def test_numbers_of_batches_are_means_over_all_that_had_something_to_learn_from(
     found = UpdateMetrics()
     for outcome in (MADE, Outcome.NOT_FINITE):
         found.add([share(per_batch={"a": 1.0}), share(per_batch={"a": 2.0})])
-        found.add_step(Taken(outcome, 0.0, 0.0))
+        found.add_step(OptimizerStep(outcome, 0.0, 0.0))
     assert found.metrics()["a"] == 3.0
 
 
@@ -78,7 +78,7 @@ def test_ranks_add_up_what_each_has_and_keep_what_all_have():
     other.add(
         [share(means={"m": [2.0, 3.0], "only": [8.0, 2.0]}, largest={"l": 3.0, "large": 2.0}, per_batch={"b": 2.0})]
     )
-    one.add_step(Taken(MADE, 2.0, 1.0))
+    one.add_step(OptimizerStep(MADE, 2.0, 1.0))
     group: Any = Ranks(other)
     said = one.over(group)
     assert (said.samples, said.records, said.flops) == (7, 6, 12.0)

@@ -69,26 +69,26 @@ def test_a_sparkline_goes_from_the_lowest_to_the_highest(values, line):
 def test_a_row_is_what_was_measured_and_nothing_else():
     panel = Panel("run")
     assert dict(panel.rows()) == {}
-    panel.take(ROW | {"rollout/success_rate": 0.0})
-    panel.take(ROW)
+    panel.update(ROW | {"rollout/success_rate": 0.0})
+    panel.update(ROW)
     assert dict(panel.rows(ascii_only=True)) == {
         "success": "25.0 % (10.0 % to 50.0 %)   _@ 0.0 % to 25.0 %", "return": "0.75   __ 0.75 to 0.75",
         "KL": "0.0123   clip share 3.4 %", "speed": "812 env-steps/s   10 useful samples/s",
         "waits": "policy 40 %   env workers 30 %", "memory": "1.5 GB",
     }  # fmt: skip
-    panel.take({"iteration": 4, "sft/loss": 0.5, "sft/samples_per_s": 30.0})
+    panel.update({"iteration": 4, "sft/loss": 0.5, "sft/samples_per_s": 30.0})
     assert dict(panel.rows()) == {"loss": "0.5", "speed": "30 samples/s"}
 
 
 def test_a_language_run_has_tokens_and_no_env_steps():
     panel = Panel("run")
-    panel.take(ROW | {"rollout/tokens_per_s": 4000.0})
+    panel.update(ROW | {"rollout/tokens_per_s": 4000.0})
     assert dict(panel.rows())["speed"] == "4000 tokens/s   10 useful samples/s"
 
 
 def test_an_evaluation_stays_until_the_next():
     panel = Panel("run", rows=[{"step": 2, "eval/success_rate": 0.5}, {"step": 3, "rollout/success_rate": 0.0}])
-    panel.take(ROW)
+    panel.update(ROW)
     rows = dict(panel.rows(ascii_only=True))
     assert rows["evaluation"] == "50.0 % after 2"
     assert "_@ 0.0 % to 25.0 %" in rows["success"], "the iterations before this process count"
@@ -267,7 +267,7 @@ def test_a_file_has_its_age(tmp_path, age, said):
     file.touch()
     os.utime(file, (time.time() - age,) * 2)
     panel = Panel("run")
-    panel.found({"video": file})
+    panel.set_files({"video": file})
     assert dict(panel.rows(width=200))["video"].endswith(f"a.mp4, {said}")
 
 
@@ -298,7 +298,7 @@ def test_the_disk_is_looked_at_at_once_and_then_now_and_then(terminal, monkeypat
 
 def test_a_long_name_loses_its_beginning(tmp_path):
     panel = Panel("run")
-    panel.found({"checkpoint": Path("a" * 40, "checkpoints/000003")})
+    panel.set_files({"checkpoint": Path("a" * 40, "checkpoints/000003")})
     assert dict(panel.rows(width=30)) == {"checkpoint": "…aaaaaaaaaa/checkpoints/000003"}
     assert dict(panel.rows())["checkpoint"] == "a" * 40 + "/checkpoints/000003"
 

@@ -33,7 +33,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
 
 
 def test_before_and_after_are_paired(tmp_path: Path) -> None:
-    found = success.of([read(str(write_run(tmp_path / "a")))])
+    found = success.success_section([read(str(write_run(tmp_path / "a")))])
     assert [side.label for side in found.sides] == ["before training", "after 6 iterations"]
     assert [row[:2] + row[3:4] for row in found.tables[0].rows] == [
         [TASKS[0], "0/4 (0%)", "3/4 (75%)"], [TASKS[1], "0/4 (0%)", "3/4 (75%)"],
@@ -57,7 +57,7 @@ def test_seeds_of_one_experiment_are_one_line_with_a_band(tmp_path: Path) -> Non
     assert lines[1].points[-1].low is None  # in one chart a band means one thing
     differing = {one.key for one in settings.settings(runs) if one.varies}
     assert differing == {"runner.seed", "runner.experiment_name", "algorithm.group_size"}
-    tables = success.of(runs).tables
+    tables = success.success_section(runs).tables
     assert [(table.letter, table.against) for table in tables] == [("B", "A"), ("C", "A"), ("C", "B")]
     assert [row[5] for row in tables[1].rows] == ["+0.0%"] * 3
 
@@ -74,7 +74,7 @@ def test_an_evaluation_alone_has_no_curves(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a")
     run = read(f"{folder}@0")
     assert (run.evaluation_alone, run.metrics, sorted(run.evaluations)) == (True, {}, [0])
-    assert success.of([run]).single[-1] == ["all tasks", "0/8 (0%)", "0% to 32%"]
+    assert success.success_section([run]).single[-1] == ["all tasks", "0/8 (0%)", "0% to 32%"]
     assert run.config is not None
 
 
@@ -104,7 +104,7 @@ def test_an_empty_folder(tmp_path: Path) -> None:
         "config.yaml is missing", "starts.jsonl is missing", "metrics.jsonl is missing", "there is no evaluation",
     ]  # fmt: skip
     assert series.charts([run]) == []
-    assert success.of([run]).sides == []
+    assert success.success_section([run]).sides == []
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_what_is_damaged_is_said_and_the_rest_is_read(
     assert said in " ".join(run.problems)
     assert run.evaluations
     series.charts([run])
-    success.of([run])
+    success.success_section([run])
 
 
 def test_values_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
@@ -185,12 +185,12 @@ def test_a_damaged_timeline(tmp_path: Path, content: str) -> None:
 
 def test_metrics_of_other_versions_can_be_chosen(tmp_path: Path) -> None:
     run = Run("a", tmp_path, metrics={1: {"old/metric": 1.0}, 2: {"old/metric": 2.0, "eval/task/3/success_rate": 0.5}})
-    assert series.others([run]) == {
+    assert series.all_metrics([run]) == {
         "eval/task/3/success_rate": {"a": [(2, 0.5)]}, "old/metric": {"a": [(1, 1.0), (2, 2.0)]},
     }  # fmt: skip
     assert series.meaning("old/metric") == ""
     assert series.meaning("eval/task/3/success_rate").startswith("share of the evaluation episodes")
-    assert json.dumps(series.others([run]))
+    assert json.dumps(series.all_metrics([run]))
 
 
 def test_numbers_and_texts_that_no_page_can_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

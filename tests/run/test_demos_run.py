@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from embodied.data import reading
-from embodied.data.demonstrations import Demonstration, Wanted, check_fit
+from embodied.data.demonstrations import Demonstration, FieldSelection, check_fit
 from embodied.data.lerobot.writer import Writer
 from embodied.data.samples import Samples
 from embodied.errors import SpecMismatchError
@@ -62,7 +62,7 @@ def attempts(folder: str = "demos/fake") -> list[int]:
 
 
 def recorded(folder: str = "demos/fake") -> list[Demonstration]:
-    return list(reading.read(Path(folder), Wanted(FakeEnv().spec.cameras)).episodes)
+    return list(reading.read(Path(folder), FieldSelection(FakeEnv().spec.cameras)).episodes)
 
 
 def test_it_records_what_the_expert_did_and_saw(capsys):
@@ -266,7 +266,7 @@ def test_envs_of_every_kind_are_demonstrated_and_read_again(kind):
         horizon=60, success_distance=0.3, state_dim=2, pictures="pictures" not in kind,
         num_actions=8 if "num_actions" in kind else None,
     )  # fmt: skip
-    found = reading.read(Path("kind"), Wanted(env.spec.cameras))
+    found = reading.read(Path("kind"), FieldSelection(env.spec.cameras))
     check_fit(found, env.spec, {})
     row = pq.read_table("kind/meta/episodes/chunk-000/file-005.parquet").to_pylist()[0]
     start = Start(env.spec.tasks.index(row["tasks"][0]), row["init_state_id"], row["seed"])
@@ -295,7 +295,7 @@ def test_demonstrations_of_another_kind_of_action_are_refused():
         ("keys", FakeEnv(num_actions=1).spec, r"have an action \d, and the env's are 0 to 0"),
     ):
         with pytest.raises(SpecMismatchError, match=text):
-            check_fit(reading.read(Path(path), Wanted(spec.cameras)), spec, {})
+            check_fit(reading.read(Path(path), FieldSelection(spec.cameras)), spec, {})
 
 
 def test_no_noise_is_added_to_discrete_actions(capsys):

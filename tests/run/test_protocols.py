@@ -16,7 +16,7 @@ from embodied.run.build.given import Checked
 from embodied.run.build.preflight import check
 from embodied.run.evaluation import protocol
 from embodied.run.evaluation.conditions import Conditions, conditions
-from embodied.run.evaluation.evaluator import Evaluator
+from embodied.run.evaluation.evaluator import EvaluationRunner
 from embodied.run.evaluation.protocol import Protocol
 from embodied.schema.compose.compose import compose
 from embodied.testing import FakePolicy
@@ -98,8 +98,8 @@ def test_workers_that_stay_are_used_again_and_end_with_the_evaluator(checked, tm
     simulators: Any = SimpleNamespace(processes=checked.processes, open=opened)
     reporter: Any = SimpleNamespace()
 
-    def make(keeps: bool) -> Evaluator:
-        return Evaluator(checked.composed, checked.eval, simulators, tmp_path, reporter, keeps)
+    def make(keeps: bool) -> EvaluationRunner:
+        return EvaluationRunner(checked.composed, checked.eval, simulators, tmp_path, reporter, keeps)
 
     kept = make(True)
     with ExitStack() as one:
@@ -119,7 +119,7 @@ def test_answers_of_a_file_have_their_own_numbers_in_the_conditions(checked, und
     answers: Any = SimpleNamespace(counts=SimpleNamespace(problems=7, most=3))
     reporter: Any = SimpleNamespace()
     composed, side = checked.composed, checked.eval
-    found = Evaluator(composed, side, simulators, tmp_path, reporter, answers=answers)._conditions(0)
+    found = EvaluationRunner(composed, side, simulators, tmp_path, reporter, answers=answers)._conditions(0)
     assert found == replace(under, episodes_per_task=4, group_size=3, sampling={})
-    without = Evaluator(composed, side, simulators, tmp_path, reporter)._conditions(0)
+    without = EvaluationRunner(composed, side, simulators, tmp_path, reporter)._conditions(0)
     assert without == under

@@ -19,7 +19,7 @@ from embodied import train
 from embodied.errors import ConfigError
 from embodied.learn.checkpoint.checkpoint import Checkpoints
 from embodied.learn.trainer import Trainer
-from embodied.run.evaluation.evaluator import Evaluator
+from embodied.run.evaluation.evaluator import EvaluationRunner
 from embodied.run.training import iteration as turns
 from embodied.run.training.collector import Collector
 from embodied.schema.compose.compose import compose
@@ -68,12 +68,12 @@ def test_the_weights_that_act_are_those_that_are_said(monkeypatch, keys, acted):
             found = [policy.evaluate(records, trainer.sampling).logprobs for policy in policies]
         gaps.append([float((one - records["logprobs"].reshape(one.shape)).abs().max()) for one in found])
 
-    def present(evaluator: Evaluator, *_: Any) -> None:
+    def present(evaluator: EvaluationRunner, *_: Any) -> None:
         acts = dict(evaluator._simulators.model.policy.named_parameters())
         evaluated.append(all(torch.equal(p, acts[name]) for name, p in trainers[-1].policy.named_parameters()))
 
     before(monkeypatch, Trainer, "update", gap)
-    before(monkeypatch, Evaluator, "evaluate", present)
+    before(monkeypatch, EvaluationRunner, "evaluate", present)
     assert run(DENSE, *keys, "runner.val_check_interval=1") == 0
     assert [int(np.argmin(found)) for found in gaps] == [0, 0, *acted[2:]]
     for found, iterations in zip(gaps, acted, strict=True):

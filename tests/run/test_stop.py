@@ -29,7 +29,7 @@ from embodied.learn.checkpoint.checkpoint import Checkpoints
 from embodied.observe.terminal.console import PlainConsole
 from embodied.run import summary
 from embodied.run.build import policy
-from embodied.run.evaluation.evaluator import Evaluator
+from embodied.run.evaluation.evaluator import EvaluationRunner
 from embodied.tools import demos
 
 HERE = Path(__file__).parents[1]
@@ -248,7 +248,7 @@ def test_without_a_copy_in_memory_the_last_checkpoint_is_what_is_left(monkeypatc
 def test_a_stopped_evaluation_is_made_anew(monkeypatch, capfd, never_stopped_rl):
     _, expected = never_stopped_rl
     with monkeypatch.context() as patch:
-        send_at(patch, Evaluator, "_report", 1)  # written, and not logged yet
+        send_at(patch, EvaluationRunner, "_report", 1)  # written, and not logged yet
         assert train.main(command(RL)) == 0
     assert "stopped: 2 iterations done" in capfd.readouterr().out
     assert last("run") == "000002"

@@ -102,13 +102,13 @@ def test_facts_of_an_episode_and_of_one_that_could_not_be_run():
 
 
 def test_episodes_that_could_not_be_run_count_neither_way():
-    ran, lost = successes.ran([*RAN, *LOST])
+    ran, lost = successes.split_run([*RAN, *LOST])
     assert (ran, lost) == (RAN, LOST)
-    assert successes.lost(lost).endswith("the first: the simulator ended")
-    assert successes.lost(lost).startswith("2 planned episodes")
-    assert successes.lost([]) is None
+    assert successes.not_run_note(lost).endswith("the first: the simulator ended")
+    assert successes.not_run_note(lost).startswith("2 planned episodes")
+    assert successes.not_run_note([]) is None
     with pytest.raises(EvaluationError, match="none of 2 episodes could be run; the first: the simulator ended"):
-        successes.ran(LOST)
+        successes.split_run(LOST)
 
 
 def test_metrics_are_those_of_the_last_row_and_of_each_task():

@@ -78,7 +78,7 @@ MATRIX = {
 
 def perturbed(kind: str, by: float, monkeypatch) -> None:
     """Lets the device's policies have one matrix to which numbers of this size are added."""
-    usual = policies.made
+    usual = policies.built_policy
 
     def made(device: str, *overrides: str):
         one = usual("cpu", *overrides)
@@ -141,7 +141,7 @@ def test_noise_that_is_drawn_anew_fails_determinism(place, monkeypatch):
     ],
 )
 def test_a_gpu_may_add_up_gradients_in_any_order_and_no_more(by, failed, tmp_path, monkeypatch):
-    usual, learn, calls = policies.made, learning.learn, iter(range(1, 100))
+    usual, learn, calls = policies.built_policy, learning.learn, iter(range(1, 100))
 
     def learned(one, records):
         step, share = learn(one, records), by * next(calls)
@@ -221,7 +221,7 @@ def test_a_gpu_is_asked_for_memory_that_libraries_do_not_hide(place):
 
 
 def test_a_python_without_vllm_is_no_failure(tmp_path, monkeypatch):
-    monkeypatch.setattr(engine, "made", lambda device, *keys: policies.made("cpu", *keys))
+    monkeypatch.setattr(engine, "made", lambda device, *keys: policies.built_policy("cpu", *keys))
     with pytest.raises(NotRun, match=r"has no package vllm; name the Python .*--vllm-python"):
         [*engine.engine(Place("cuda", tmp_path, sys.executable))]
 
@@ -277,11 +277,11 @@ def moved(monkeypatch) -> None:
 
 def rested(place: Place):
     """What the part says of weights that rest under FSDP2, and where the shards lie after they have rested."""
-    one = policies.made("cpu", *policies.TEXT)
+    one = policies.built_policy("cpu", *policies.TEXT)
     asked = policies.question(one, 2)
     records = {**asked.obs, **learning.decide(one, asked)}
     with shards.one_rank(place):
-        shared = policies.made("cpu", *policies.TEXT)
+        shared = policies.built_policy("cpu", *policies.TEXT)
         parallel = shards.share(shared)
         failed = wrong(offload.weights("weights", shared, records, parallel.reshard))
         parallel.reshard()
@@ -311,7 +311,7 @@ def test_shards_of_fsdp2_rest_and_learn_afterwards(place, monkeypatch):
 def test_random_weights_are_drawn_on_the_default_device(place):
     """The same policy as one that is built without it; on a GPU its numbers would be others."""
     one = large.built(place, (*policies.OFT,))
-    other = policies.made("cpu", *policies.OFT)
+    other = policies.built_policy("cpu", *policies.OFT)
     weights = [{n: p.detach() for n, p in made.policy.named_parameters()} for made in (one, other)]
     assert learning.unequal(*weights) == 0
     assert large.lacks_room(place)
@@ -377,7 +377,7 @@ def test_rows_for_which_there_is_no_memory_are_left_out(place):
     def opened(one, rows):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    one = policies.made("cpu", *policies.MLP)
+    one = policies.built_policy("cpu", *policies.MLP)
     (measured,) = throughput._timed("act, 32 rows", one, 32, opened, False, 1e12, place)
     assert measured.skipped
     assert "too little memory" in str(measured.found)

@@ -14,7 +14,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection
 
 from embodied.client import wire
-from embodied.serving.metrics import Noted
+from embodied.serving.metrics import BufferedValues
 
 
 def fails(*_: Any) -> Any:
@@ -94,7 +94,7 @@ def test_an_answer_that_could_not_be_written_at_once_ends_the_connection(served:
 
 def test_values_are_worked_into_their_metrics_a_few_at_a_time():
     worked_in: list[float] = []
-    noted = Noted(most=10)
+    noted = BufferedValues(most=10)
     counts = [noted(worked_in.append, number) or len(worked_in) for number in range(30)]
     assert max(np.diff(counts)) <= 2
     assert 30 - counts[-1] <= 10

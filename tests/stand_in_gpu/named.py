@@ -42,11 +42,11 @@ NAMED = {
     (FROM_HOST, f"{LANES} LaneDecoding.take"): "lengths",
     # texts: once a pass of an update
     (TO_HOST, "models/causal_lm/network/packing.py pack.<genexpr>"): "tokens and lengths, to lay texts end to end",
-    (FROM_HOST, "models/causal_lm/network/packing.py there"): "where each token goes",
+    (FROM_HOST, "models/causal_lm/network/packing.py to_device"): "where each token goes",
     (FROM_HOST, "models/causal_lm/evaluating.py _Pass._log_probs"): "the tokens that end a text",
     # once a pass of an update
     (FROM_HOST, "embodied/learn/batch.py gather.<dictcomp>"): "records of the slab",
-    (FROM_HOST, "embodied/learn/step/passes.py OwnRecords.gather.<dictcomp>"): "their instructions",
+    (FROM_HOST, "embodied/learn/step/passes.py RankRecords.gather.<dictcomp>"): "their instructions",
     (FROM_HOST, "embodied/learn/terms/term.py OptimizerBatch.part.of"): "weights, masks and advantages",
     (FROM_HOST, "embodied/algorithms/layout.py Counts.to"): "the executed steps",
     (WAITS, "embodied/learn/trainer.py Trainer._micro_batch"): "the loss, after backward",

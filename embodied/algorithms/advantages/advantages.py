@@ -21,7 +21,7 @@ ROUNDING = 1e-6
 
 @dataclass(frozen=True)
 class Advantages:
-    """Advantages of E episodes and what was found about their groups."""
+    """Advantages of E episodes, with counts of their groups: all, of one episode, and with equal returns."""
 
     values: Tensor  # float32 [E]
     groups: int
@@ -90,7 +90,8 @@ def nearly_equal(low: Tensor, high: Tensor) -> Tensor:
 
 
 def alike(returns: Tensor, index: Tensor, groups: int) -> Tensor:
-    """Groups whose returns float64 [E] are all :func:`nearly_equal`, bool [G]; ``index`` int64 [E] in 0..G−1."""
+    """Returns which groups have equal returns, bool [G]: those of float64 [E] are all :func:`nearly_equal`; ``index``
+    int64 [E] in 0..G−1 names each episode's group."""
     empty = torch.zeros(groups, dtype=returns.dtype, device=returns.device)
     low, high = (empty.scatter_reduce(0, index, returns, end, include_self=False) for end in ("amin", "amax"))
     return nearly_equal(low, high)

@@ -38,7 +38,7 @@ class Experience:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Advantages of n elements."""
+    """Advantages of n elements, with counts of their groups and, for gae, value targets."""
 
     values: Tensor  # float32 [n]
     groups: Advantages  # largest advantage of each episode, and what that says about the groups
@@ -56,7 +56,7 @@ WHITENED = ("reinforce_plus_plus", "reinforce_plus_plus_baseline")
 def make_estimator(
     adv_type: str, std_ddof: int = 1, gamma: float = 1.0, gae_lambda: float = 1.0, normalize: bool = False
 ) -> Estimator:
-    """The estimator called ``adv_type``.
+    """Makes the advantage estimator called ``adv_type`` (``algorithm.adv_type``), e.g. ``grpo`` or ``gae``.
 
     Args:
         std_ddof: ``algorithm.adv_std_ddof``, for ``grpo`` alone.

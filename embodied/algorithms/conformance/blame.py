@@ -9,7 +9,8 @@ from typing import Any
 
 
 def blame(error: BaseException, kind: Any) -> str:
-    """``my_losses.py, line 12: …`` of the innermost line in the file of ``kind``; else of the innermost line."""
+    """Names the line of user code that raised an error: ``my_losses.py, line 12: …``. It is the innermost one in the
+    file of ``kind``, else the innermost of all."""
     frames = traceback.extract_tb(error.__traceback__)
     try:
         own = inspect.getsourcefile(kind)

@@ -22,11 +22,12 @@ class Inputs:
     advantages: Tensor
 
     def part(self, rows: slice, elements: slice) -> Inputs:
+        """Selects records and elements."""
         return Inputs(*(t[rows, elements] for t in (self.logprobs, self.old, self.advantages)))
 
 
 def made_up(elements: int, step: float) -> Inputs:
-    """Log-probs, and advantages of both signs and 0.
+    """Makes log-probs, old log-probs and advantages of both signs and 0, to try a user's loss on.
 
     Args:
         step: by which the log-probs differ from the old ones at the most, in nats; 0 = all ratios are 1. Where it is
@@ -44,8 +45,8 @@ def made_up(elements: int, step: float) -> Inputs:
     return Inputs(old + moved if step else old.clone(), old, advantages * (3 if step == MUCH else 1))
 
 
-def where(inputs: Inputs) -> str:
-    """The range of the ratios, for messages."""
+def ratio_range(inputs: Inputs) -> str:
+    """Says for an error message at which ratios a tried loss failed."""
     ratios = (inputs.logprobs.detach() - inputs.old).exp()
     if bool((ratios == 1).all()):
         return "where all ratios are 1"

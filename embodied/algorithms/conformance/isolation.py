@@ -13,12 +13,13 @@ import torch
 
 
 def one_line(error: Exception) -> str:
-    """The text of an error, for another error's message."""
+    """Formats an error's text in one line, for another error's message."""
     return " ".join(str(error).split())[:300]
 
 
-def copied(tried: Any) -> Any:
-    """Copies what is tried: it may count its calls, and these are none of the run's."""
+def isolated_copy(tried: Any) -> Any:
+    """Copies a user's loss or term before it is tried, so that calls which it counts are none of the run's; gives it
+    back where it cannot be copied."""
     try:
         return copy.deepcopy(tried)
     except Exception:  # noqa: BLE001 (what cannot be copied raises what it likes)
@@ -34,7 +35,7 @@ def seed_all(seed: int) -> None:
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Keeps the run's generators as they are: what is tried may draw numbers."""
+    """Restores the global random generators afterwards: user code that is tried may draw numbers."""
     python, arrays = random.getstate(), np.random.get_state()
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=list(devices)):

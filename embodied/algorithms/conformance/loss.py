@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from embodied.algorithms.conformance.blame import blame
-from embodied.algorithms.conformance.inputs import LITTLE, MOST_ELEMENTS, RECORDS, STEPS, Inputs, made_up, where
-from embodied.algorithms.conformance.isolation import copied, one_line, random_state_kept, seed_all
+from embodied.algorithms.conformance.inputs import LITTLE, MOST_ELEMENTS, RECORDS, STEPS, Inputs, made_up, ratio_range
+from embodied.algorithms.conformance.isolation import isolated_copy, one_line, random_state_kept, seed_all
 from embodied.algorithms.importance import sequence_level
 from embodied.algorithms.policy_loss import Anchor, Loss, PolicyLoss
 from embodied.errors import ConfigError, EmbodiedError
@@ -112,7 +112,7 @@ class _Check:
                 break
             if not bool(grad.isfinite().all()):
                 raise self._wrong(
-                    f"has a gradient that is not finite {where(inputs)}", "finite gradients",
+                    f"has a gradient that is not finite {ratio_range(inputs)}", "finite gradients",
                     "look for a root, a logarithm or a quotient at 0, and for torch.where around what is not finite",
                 )  # fmt: skip
             moved |= bool(grad.any())
@@ -126,7 +126,7 @@ class _Check:
         """Whether the second call has a gradient, as where the loss is faded in."""
         grads = []
         for inputs in (made_up(elements, step) for step in STEPS):
-            used = copied(self._loss)
+            used = isolated_copy(self._loss)
             for _ in range(2):
                 grads.append(self._gradient(inputs, slice(None), used))
         return any(grad is not None and bool(grad.any()) for grad in grads)
@@ -164,7 +164,7 @@ class _Check:
     def importance(self, inputs: Inputs) -> None:
         """Shape and numbers of the importance weights."""
         proximal, acting = inputs.logprobs.to(self._device), inputs.old.to(self._device)
-        weights = self._guarded(lambda: copied(self._loss).importance(proximal, acting))
+        weights = self._guarded(lambda: isolated_copy(self._loss).importance(proximal, acting))
         self._tensor(weights, "importance()", inputs, torch.float32)
         self._finite(weights, "importance()", inputs)
 
@@ -207,7 +207,7 @@ class _Check:
         old, advantages = inputs.old.to(self._device), inputs.advantages.to(self._device)
         if self._loss.anchor is Anchor.SEQUENCE:
             old = sequence_level(logprobs, (logprobs.detach() - old)[:, :1])
-        called = copied(self._loss) if loss is None else loss
+        called = isolated_copy(self._loss) if loss is None else loss
         seed_all(seed)
         found = self._guarded(lambda: called(logprobs, old, advantages))
         if not isinstance(found, PolicyLoss):
@@ -254,7 +254,7 @@ class _Check:
         if not bool(found.isfinite().all()):
             bad = int((~found.isfinite()).sum())
             raise self._wrong(
-                f"gives {what} with {bad} of {found.numel()} numbers that are not finite {where(inputs)}",
+                f"gives {what} with {bad} of {found.numel()} numbers that are not finite {ratio_range(inputs)}",
                 "finite numbers", "look for a root, a logarithm or a quotient at 0",
             )  # fmt: skip
 

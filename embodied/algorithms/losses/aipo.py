@@ -13,7 +13,7 @@ from embodied.algorithms.policy_loss import Anchor, PolicyLoss
 
 @dataclass(frozen=True)
 class Loss:
-    """``−min(ρ, rho)·A``.
+    """``−min(ρ, rho)·A``: AIPO's loss, a policy gradient with a capped importance ratio ρ.
 
     Departure: beyond ``rho`` an element has no gradient, as in Cosmos-RL, where the paper's has ``rho · A · ∇lp``. The
     paper's gradient is that of ``cispo`` with ``clip_ratio_high = rho − 1`` and ``clip_ratio_low`` close to 1.

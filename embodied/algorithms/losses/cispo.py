@@ -13,7 +13,7 @@ from embodied.algorithms.policy_loss import Anchor, PolicyLoss
 
 @dataclass(frozen=True)
 class Loss:
-    """``−sg(clip(ρ, 1−low, 1+high))·A·lp``."""
+    """``−sg(clip(ρ, 1−low, 1+high))·A·lp``: CISPO's loss, with a clipped ratio ρ that carries no gradient."""
 
     clip_ratio_low: float
     clip_ratio_high: float

@@ -14,7 +14,8 @@ from embodied.algorithms.policy_loss import Anchor, PolicyLoss
 
 @dataclass(frozen=True)
 class Loss:
-    """``−A·lp``. Off-policy data are not corrected; the old log-probs only give the reported ratio."""
+    """``−A·lp``: REINFORCE's loss. Off-policy data are not corrected; the old log-probs only give the
+    reported ratio."""
 
     anchor: ClassVar[Anchor] = Anchor.ACTING
 

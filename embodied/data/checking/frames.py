@@ -14,7 +14,7 @@ REDO = "write the pictures of the data set anew as 8-bit RGB of one size"
 
 @dataclass(frozen=True)
 class Camera:
-    """Pictures of one camera in an episode."""
+    """One camera's pictures in an episode: their number, size (H, W), and a function that decodes picture t."""
 
     name: str  # name of the column in the file
     count: int

@@ -15,7 +15,7 @@ ROUGH = 0.1  # the same of quantiles, which LeRobot takes from histograms
 
 
 def differences(name: str, stored: Any, values: np.ndarray) -> Iterator[str]:
-    """Yields what is wrong with the statistics of a column, in words.
+    """Compares the stored statistics of a data set's column with its values; yields each mistake in words.
 
     Args:
         stored: what the file says of the column: ``{"min": […], "q01": […], …}``.

@@ -16,11 +16,11 @@ from embodied.errors import DatasetError
 RESTORE = "restore the file from where it came from, or remove the episode"
 
 
-def open_hdf5(path: Path, what: str) -> Any:
-    """Open a file for reading.
+def open_hdf5(path: Path, content: str) -> Any:
+    """Opens an HDF5 file of demonstrations for reading.
 
     Args:
-        what: it should hold, for messages: "LIBERO demonstrations".
+        content: it should hold, for messages: "LIBERO demonstrations".
 
     Raises:
         DatasetError: it is no HDF5 file, is cut off, or another program writes it.
@@ -38,22 +38,22 @@ def open_hdf5(path: Path, what: str) -> Any:
             remedy = "remove or replace it: it does not begin as an HDF5 file does"
         elif "truncated" in str(error):
             remedy = "copy or download it again: it is not whole"
-        raise DatasetError(f"{path} is no file of {what}: {error}", remedy) from error
+        raise DatasetError(f"{path} is no file of {content}: {error}", remedy) from error
 
 
 def group_of(parent: Any, name: str) -> Any:
-    """The group of this name; None if there is none, or a link that leads nowhere."""
+    """Returns the HDF5 group called ``name``; None if there is none, or a link that leads nowhere."""
     found = parent.get(name)
     return found if isinstance(found, package("h5py").Group) else None
 
 
 def is_array(parent: Any, name: str) -> bool:
-    """Whether an array has this name; it may lead through groups: "agent/qpos"."""
+    """Returns whether an HDF5 array has this name, which may lead through groups: "agent/qpos"."""
     return isinstance(parent.get(name), package("h5py").Dataset)
 
 
 def arrays(group: Any, prefix: str = "") -> list[str]:
-    """Names of all arrays in a group, with those of its groups."""
+    """Lists the names of all HDF5 arrays in a group and in the groups below it."""
     found: list[str] = []
     for name in group:
         inner = group_of(group, name)
@@ -65,7 +65,7 @@ def arrays(group: Any, prefix: str = "") -> list[str]:
 
 
 def numbers(parent: Any, name: str, where: str) -> np.ndarray:
-    """Read an array of numbers as float32 [L, …]. Raises :class:`DatasetError` if it holds something else."""
+    """Reads an HDF5 array of numbers as float32 [L, …]. Raises :class:`DatasetError` if it holds something else."""
     array = parent[name]
     if array.dtype.kind not in "fiub" or not array.shape:
         raise DatasetError(
@@ -89,7 +89,8 @@ def flat(parts: Sequence[np.ndarray], names: Sequence[str], where: str) -> np.nd
 
 
 def camera(array: Any, name: str, where: str, count: int, turned: bool = False) -> Camera:
-    """The pictures of a camera, each read when it is asked for.
+    """Makes the lazy reader of an HDF5 array of pictures: each is decoded when it is asked for, turned by 180° if
+    ``turned``.
 
     Args:
         count: of pictures that belong to actions.
@@ -113,7 +114,7 @@ def _read(array: Any, turned: bool, t: int) -> np.ndarray:
 
 
 def text(attribute: Any) -> str | None:
-    """An attribute that holds a text, however it is stored; None if it holds none."""
+    """Reads an HDF5 attribute that holds a text, however it is stored; None if it holds none."""
     if isinstance(attribute, np.ndarray) and attribute.size == 1:
         attribute = attribute.item()
     if isinstance(attribute, bytes):

@@ -23,9 +23,9 @@ from typing import Any
 from embodied.data.checking.frames import Frames
 from embodied.data.demonstrations import (
     Demonstration,
-    Opened,
-    Pending,
-    Wanted,
+    DemonstrationStream,
+    FieldSelection,
+    PendingEpisode,
     camera_names,
     no_actions,
     no_camera,
@@ -44,17 +44,17 @@ ADD_ROBOMIMIC = (
 CONVERT = "python robomimic/scripts/conversion/convert_robosuite.py --dataset {path}, then "
 
 
-def open_set(path: Path, wanted: Wanted) -> Opened:
-    """Open a file, or all .hdf5 files of a folder. Pictures are read on demand.
+def open_set(path: Path, selection: FieldSelection) -> DemonstrationStream:
+    """Opens LIBERO or robomimic demonstrations: a .hdf5 file, or all of a folder. Pictures are read on demand.
 
     Raises:
         DatasetError: one is no such file, or holds no demonstration.
     """
     files = [path] if path.is_file() else sorted(path.glob("*.hdf5"))
-    opened = [_open(file, wanted) for file in files]
+    opened = [_open(file, selection) for file in files]
     episodes = [pending for file in opened for pending in file.pending()]
     first = opened[0].data[opened[0].names[0]] if opened else None
-    return Opened(episodes, len(episodes), columns=[] if first is None else hdf5.arrays(first))
+    return DemonstrationStream(episodes, len(episodes), columns=[] if first is None else hdf5.arrays(first))
 
 
 @dataclass(frozen=True)
@@ -64,11 +64,11 @@ class _File:
     path: Path
     data: Any
     names: Sequence[str]  # names of its demonstrations, in their order
-    wanted: Wanted
+    wanted: FieldSelection
 
-    def pending(self) -> Iterator[Pending]:
+    def pending(self) -> Iterator[PendingEpisode]:
         for name in self.names:
-            yield Pending(f"{self.path}, {name}", partial(self.episode, name))
+            yield PendingEpisode(f"{self.path}, {name}", partial(self.episode, name))
 
     def episode(self, name: str) -> Demonstration:
         """Read a demonstration. Raises :class:`DatasetError` or :class:`SpecMismatchError`."""
@@ -171,7 +171,7 @@ class _File:
         return f"add them from its simulator states: {adding.format(path=self.path)}"
 
 
-def _open(path: Path, wanted: Wanted) -> _File:
+def _open(path: Path, wanted: FieldSelection) -> _File:
     file = hdf5.open_hdf5(path, "LIBERO demonstrations")
     data = hdf5.group_of(file, "data")
     if data is None:

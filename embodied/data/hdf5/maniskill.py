@@ -24,9 +24,9 @@ import numpy as np
 from embodied.data.checking.frames import Camera, Frames
 from embodied.data.demonstrations import (
     Demonstration,
-    Opened,
-    Pending,
-    Wanted,
+    DemonstrationStream,
+    FieldSelection,
+    PendingEpisode,
     camera_names,
     no_actions,
     no_camera,
@@ -38,8 +38,9 @@ STATE = ("agent/qpos",)
 REPLAY = "python -m mani_skill.trajectory.replay_trajectory --traj-path {path} -o rgb -c CONTROL_MODE --save-traj"
 
 
-def open_set(path: Path, wanted: Wanted) -> Opened:
-    """Open a file, of which the successful trajectories are read. Pictures are read on demand.
+def open_set(path: Path, selection: FieldSelection) -> DemonstrationStream:
+    """Opens a ManiSkill .h5 file of demonstrations, of which the successful trajectories are read. Pictures are read on
+    demand.
 
     Raises:
         DatasetError: it is no such file, or none of its trajectories succeeded.
@@ -54,10 +55,10 @@ def open_set(path: Path, wanted: Wanted) -> Opened:
         raise DatasetError(
             f"{path} holds {len(recorded)} trajectories, and none of them succeeded", "record or replay others"
         )
-    opened = _File(path, file, wanted)
-    episodes = [Pending(f"{path}, {name}", partial(opened.episode, name)) for name in solved]
+    opened = _File(path, file, selection)
+    episodes = [PendingEpisode(f"{path}, {name}", partial(opened.episode, name)) for name in solved]
     columns = hdf5.arrays(file[solved[0]]) if solved else []
-    return Opened(episodes, len(episodes), {"control_mode": next(iter(modes), None)}, columns=columns)
+    return DemonstrationStream(episodes, len(episodes), {"control_mode": next(iter(modes), None)}, columns=columns)
 
 
 def _recorded(path: Path, file: Any) -> dict[str, Mapping[str, Any]]:
@@ -97,7 +98,7 @@ class _File:
 
     path: Path
     file: Any
-    wanted: Wanted
+    wanted: FieldSelection
 
     def episode(self, name: str) -> Demonstration:
         """Read a trajectory. Raises :class:`DatasetError` or :class:`SpecMismatchError`."""

@@ -27,7 +27,7 @@ NUMBERS = ("float", "int", "uint", "bool")  # beginnings of dtypes
 
 @dataclass(frozen=True)
 class Feature:
-    """A column as meta/info.json declares it."""
+    """A column of a LeRobot data set as meta/info.json declares it."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -35,10 +35,12 @@ class Feature:
 
     @property
     def is_picture(self) -> bool:
+        """Whether the column holds pictures or video frames."""
         return self.dtype in ("image", "video")
 
     @property
     def is_numeric(self) -> bool:
+        """Whether the column holds numbers."""
         return self.dtype.startswith(NUMBERS)
 
     @property
@@ -56,7 +58,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class EpisodeRow:
-    """An episode as meta/episodes lists it."""
+    """An episode of a LeRobot data set, as meta/episodes lists it."""
 
     index: int
     length: int
@@ -67,7 +69,7 @@ class EpisodeRow:
 
 @dataclass(frozen=True)
 class Meta:
-    """Everything under ``meta/``."""
+    """The metadata of a LeRobot data set: everything under ``meta/``."""
 
     folder: Path
     info: Mapping[str, Any]
@@ -78,7 +80,8 @@ class Meta:
 
 
 def read_meta(folder: Path) -> Meta:
-    """Read and check it. Raises :class:`DatasetError` for a layout that is not read, or for what is wrong."""
+    """Reads and checks the metadata of a LeRobot data set. Raises :class:`DatasetError` for an unknown layout or wrong
+    values."""
     path = folder / "meta" / "info.json"
     info = read_json(path)
     version = str(info.get("codebase_version", "(none)"))
@@ -187,7 +190,7 @@ def sorted_rows(rows: Sequence[Any], path: Path) -> list[dict[str, Any]]:
 
 
 def file_of(info: Mapping[str, Any], row: Mapping[str, Any], folder: Path = Path()) -> str:
-    """Path of an episode's rows within the data set of the layout v3."""
+    """Returns the path, within a LeRobot v3 data set, of the file with an episode's rows."""
     place = {name: row.get(f"data/{name}") for name in ("chunk_index", "file_index")}
     if wrong := [name for name, value in place.items() if type(value) is not int]:
         raise DatasetError(
@@ -228,7 +231,7 @@ def _tasks(folder: Path, new: bool) -> dict[int, str]:
 
 
 def read_lines(path: Path) -> list[Any]:
-    """Read a file of one JSON value a line. Raises :class:`DatasetError` with the line that is none."""
+    """Reads a JSON-lines file. Raises :class:`DatasetError` with the line that is no JSON."""
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # a text may have other ends of lines within
     except (OSError, ValueError) as error:
@@ -244,7 +247,7 @@ def read_lines(path: Path) -> list[Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object. Raises :class:`DatasetError`."""
+    """Reads a file that holds one JSON object. Raises :class:`DatasetError`."""
     try:
         found = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:

@@ -27,9 +27,9 @@ from embodied.data.arrow_columns import numbers_of, read_parquet
 from embodied.data.checking.frames import Camera, Frames
 from embodied.data.demonstrations import (
     Demonstration,
-    Opened,
-    Pending,
-    Wanted,
+    DemonstrationStream,
+    FieldSelection,
+    PendingEpisode,
     camera_names,
     choices,
     no_actions,
@@ -46,23 +46,23 @@ RESTORE = "restore that file from where it came from"
 JITTER = 0.1  # share of a control step by which the time between two rows may differ from it
 
 
-def open_set(folder: Path, wanted: Wanted) -> Opened:
-    """Open a data set, ours or another program's. Pictures stay encoded in memory.
+def open_set(folder: Path, selection: FieldSelection) -> DemonstrationStream:
+    """Opens a LeRobot data set, recorded by this library or by another program. Pictures stay encoded in memory.
 
     Raises:
         DatasetError: it has another version of the layout or pictures as videos, or its ``meta/`` is damaged.
         SpecMismatchError: a wanted camera or state is missing.
     """
     meta = read_meta(folder)
-    columns = _columns(folder, meta.features, wanted)
+    columns = _columns(folder, meta.features, selection)
     made = meta.info.get("embodied")
     env = made.get("env") if isinstance(made, dict) else None
     made_with = choices(env) if isinstance(env, dict) else {}
     known = [name for name, feature in meta.features.items() if feature.is_numeric or feature.is_picture]
-    return Opened(_pending(meta, columns, wanted), len(meta.episodes), made_with, meta.fps, known)
+    return DemonstrationStream(_pending(meta, columns, selection), len(meta.episodes), made_with, meta.fps, known)
 
 
-def _pending(meta: Meta, columns: _Columns, wanted: Wanted) -> Iterator[Pending]:
+def _pending(meta: Meta, columns: _Columns, wanted: FieldSelection) -> Iterator[PendingEpisode]:
     """The episodes, those of one file after another, so that each file is read once."""
     by_file: dict[Path, list[EpisodeRow]] = defaultdict(list)
     for row in meta.episodes:
@@ -70,7 +70,7 @@ def _pending(meta: Meta, columns: _Columns, wanted: Wanted) -> Iterator[Pending]
     for path, rows in by_file.items():
         file = _File(path, rows, meta, columns, wanted.instruction)
         for row in file.rows:
-            yield Pending(f"{path}, episode {row.index}", partial(file.episode, row))
+            yield PendingEpisode(f"{path}, episode {row.index}", partial(file.episode, row))
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class _Columns:
         return list(dict.fromkeys([*(key for keys in self.fields.values() for key in keys), self.action]))
 
 
-def _columns(folder: Path, features: Mapping[str, Feature], wanted: Wanted) -> _Columns:
+def _columns(folder: Path, features: Mapping[str, Feature], wanted: FieldSelection) -> _Columns:
     known = [name for name, feature in features.items() if feature.is_picture]
     if wanted.cameras is None and wanted.camera_keys is None:
         cameras = tuple(known)

@@ -45,7 +45,7 @@ class Recording:
 
 
 class Writer:
-    """Appends episodes to a new or existing folder.
+    """Appends recorded episodes to a LeRobot data set in a new or existing folder.
 
     Args:
         env: spec of the env that the episodes come from.
@@ -71,7 +71,7 @@ class Writer:
 
     @property
     def attempts(self) -> list[int]:
-        """Indices of the episodes' starts in the plan."""
+        """Places in the recording's plan of the starts that episodes were recorded from."""
         return [row["attempt"] for row in self._episodes]
 
     def append(self, recording: Recording) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from embodied.data.samples import hold_out
-from embodied.data.texts.text import Columns, Written, answers_by_row
+from embodied.data.texts.text import Columns, DemonstratedAnswer, answers_by_row
 from embodied.random import held_out
 from embodied.rows.custom import Keys, is_custom, load_custom
 from embodied.rows.hub import WHOLE, Part, source_of
@@ -18,7 +18,8 @@ KEYS = Keys("data.train_data_paths", "data.options")
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads demonstrated answers from one or several paths.
+    """Reads demonstrated prompt-answer pairs from files or data sets; with ``instead`` from the user's own
+    data set class.
 
     A path is ``FILE.jsonl`` (also ``.json``, ``.csv``, ``.parquet``), a folder, a name on the hub, or
     ``package.module:name`` or ``file.py:name`` of a function that gives rows.
@@ -37,8 +38,8 @@ class Reader:
     instead: str | None = None
     keep: bool = True
 
-    def read(self, paths: Sequence[str], part: Part = WHOLE) -> list[Written]:
-        """Reads all demonstrated answers.
+    def read(self, paths: Sequence[str], part: Part = WHOLE) -> list[DemonstratedAnswer]:
+        """Reads all demonstrated prompt-answer pairs of some paths.
 
         Args:
             part: of data sets of Hugging Face.
@@ -50,7 +51,7 @@ class Reader:
 
     def read_divided(
         self, paths: Sequence[str], part: Part, test_size: float, seed: int
-    ) -> tuple[list[Written], list[Written]]:
+    ) -> tuple[list[DemonstratedAnswer], list[DemonstratedAnswer]]:
         """Reads all demonstrated answers: ``(for training, held out)``.
 
         Of a file or data set of Hugging Face rows are held out, each with all of its answers. They are those that an
@@ -66,7 +67,7 @@ class Reader:
                 (out if is_out else train).extend(row)
         return train, out
 
-    def _rows(self, path: str, part: Part, options: Mapping[str, Any]) -> list[list[Written]]:
+    def _rows(self, path: str, part: Part, options: Mapping[str, Any]) -> list[list[DemonstratedAnswer]]:
         """The demonstrated answers of each row."""
         own = is_custom(path)
         if own:

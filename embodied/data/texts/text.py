@@ -18,8 +18,8 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True)
-class Written:
-    """One demonstrated answer."""
+class DemonstratedAnswer:
+    """A demonstrated prompt-answer pair, to learn from."""
 
     instruction: str  # the prompt, or a conversation (``embodied.instructions.of_messages``)
     response: str
@@ -30,7 +30,7 @@ class Written:
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of the columns of a data set.
+    """Column names of a data set of demonstrated prompt-answer pairs.
 
     Args:
         prompt, response: of rows with one prompt and one answer.
@@ -48,8 +48,8 @@ class Columns:
 
 def answers_by_row(
     rows: Sequence[Mapping[str, Any]], columns: Columns, where: str, folder: Path = Path()
-) -> list[list[Written]]:
-    """The demonstrated answers of each row.
+) -> list[list[DemonstratedAnswer]]:
+    """Converts rows of a data set to prompt-answer pairs, row by row.
 
     Args:
         where: the file's name, for messages.
@@ -65,7 +65,7 @@ def answers_by_row(
     return found
 
 
-def _pictured(row: Mapping[str, Any], columns: Columns, where: str, folder: Path) -> Iterator[Written]:
+def _pictured(row: Mapping[str, Any], columns: Columns, where: str, folder: Path) -> Iterator[DemonstratedAnswer]:
     """The demonstrated answers of a row, each with the pictures that its prompt speaks of: the first ones."""
     answers = [*_of_row(row, columns, where)]
     if columns.images is None:
@@ -83,7 +83,7 @@ def _pictured(row: Mapping[str, Any], columns: Columns, where: str, folder: Path
         yield replace(answer, pictures=pictures[:count], where=where, folder=folder)
 
 
-def _of_row(row: Mapping[str, Any], columns: Columns, where: str) -> Iterator[Written]:
+def _of_row(row: Mapping[str, Any], columns: Columns, where: str) -> Iterator[DemonstratedAnswer]:
     if (conversation := row.get(columns.messages)) is not None:
         yield from _of_messages(conversation, columns, where)
         return
@@ -97,10 +97,10 @@ def _of_row(row: Mapping[str, Any], columns: Columns, where: str) -> Iterator[Wr
     if columns.system_prompt is not None:
         told = [{"role": "system", "content": columns.system_prompt}, {"role": "user", "content": prompt}]
         prompt = instructions.of_messages(told)
-    yield Written(prompt, _text(row[columns.response], where, columns.response))
+    yield DemonstratedAnswer(prompt, _text(row[columns.response], where, columns.response))
 
 
-def _of_messages(conversation: Any, columns: Columns, where: str) -> Iterator[Written]:
+def _of_messages(conversation: Any, columns: Columns, where: str) -> Iterator[DemonstratedAnswer]:
     """The answers of a conversation. Raises :class:`DatasetError` if it is none, or has no answer to anything."""
     before: list[dict[str, str]] = []
     answered = False
@@ -127,7 +127,7 @@ def _of_messages(conversation: Any, columns: Columns, where: str) -> Iterator[Wr
             )
         if role == "assistant":
             answered = True
-            yield Written(instructions.of_messages(before), content)
+            yield DemonstratedAnswer(instructions.of_messages(before), content)
         before.append({"role": role, "content": content})
     if not answered:
         raise DatasetError(
@@ -170,10 +170,12 @@ class TextSamples:
         DatasetError: an answer is longer, or has more pictures.
     """
 
-    def __init__(self, written: Sequence[Written], max_bytes: int, pictures: ArraySpec | None = None) -> None:
-        self._written, self._max_bytes, self._pictures = written, max_bytes, pictures
+    def __init__(
+        self, answers: Sequence[DemonstratedAnswer], max_bytes: int, pictures: ArraySpec | None = None
+    ) -> None:
+        self._written, self._max_bytes, self._pictures = answers, max_bytes, pictures
         self._check_pictures()
-        longest = max((len(one.response.encode(errors="replace")) for one in written), default=0)
+        longest = max((len(one.response.encode(errors="replace")) for one in answers), default=0)
         if longest > max_bytes:
             raise DatasetError(
                 f"a demonstrated answer has {longest} bytes, and the env takes {max_bytes}",

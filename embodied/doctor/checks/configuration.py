@@ -39,7 +39,7 @@ def configuration(overrides: Sequence[str], folders: Sequence[str], command: str
 
 
 def errors(composed: Composed, rules: preflight.Rules) -> list[EmbodiedError]:
-    """All that a run would refuse, one after the other; empty if nothing."""
+    """Lists all errors for which a run would be refused; empty if none."""
     found: dict[str, EmbodiedError] = {}
 
     def note(rule: Callable[[], object]) -> None:

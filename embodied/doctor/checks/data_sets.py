@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from embodied import schema
-from embodied.data.demonstrations import Wanted
+from embodied.data.demonstrations import FieldSelection
 from embodied.doctor.checks import demonstrations, texts
 from embodied.doctor.checks.demonstrations import NO_INSTRUCTION, Fit
 from embodied.doctor.findings import Finding
@@ -42,7 +42,7 @@ def are_demonstrations(config: schema.Config, overrides: Sequence[str]) -> bool:
 def look(
     config: schema.Config, overrides: Sequence[str], every: int, progress: Callable[[str, int], Any]
 ) -> Iterator[Finding]:
-    """Yields what is found in each path of ``data``.
+    """Checks each path of ``data``, every ``every``-th episode; yields findings.
 
     Args:
         overrides: as they were typed; without an env among them, the data are held against none.
@@ -74,9 +74,9 @@ def _side(config: schema.Config, overrides: Sequence[str]) -> ConfiguredEnv | No
         return None
 
 
-def _wanted(data: schema.DataConfig, fit: Fit | None) -> Wanted:
+def _wanted(data: schema.DataConfig, fit: Fit | None) -> FieldSelection:
     if fit is None:
         told = data.instruction or NO_INSTRUCTION
-        return Wanted(None, data.camera_keys, data.state_keys, told, data.action_key, data.rotate_images)
+        return FieldSelection(None, data.camera_keys, data.state_keys, told, data.action_key, data.rotate_images)
     wanted = wanted_of(data, fit.spec)
     return wanted if wanted.instruction is not None else replace(wanted, instruction=NO_INSTRUCTION)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from embodied.data.checking import stored, survey
-from embodied.data.demonstrations import Demonstration, Demonstrations, Wanted, check_fit
+from embodied.data.demonstrations import Demonstration, Demonstrations, FieldSelection, check_fit
 from embodied.data.lerobot.meta import read_json
 from embodied.data.reading import open_set, read
 from embodied.doctor.findings import Finding, of_error
@@ -24,16 +24,16 @@ RESTORE = "restore the files from where they came from, or remove these episodes
 
 @dataclass(frozen=True)
 class Fit:
-    """The env that demonstrations should fit."""
+    """The env that demonstrations are checked against, with its keyword arguments."""
 
     spec: EnvSpec
     kwargs: Mapping[str, Any]  # keyword arguments of the env
 
 
 def look(
-    path: Path, wanted: Wanted, fit: Fit | None, every: int, progress: Callable[[str, int], Any]
+    path: Path, wanted: FieldSelection, fit: Fit | None, every: int, progress: Callable[[str, int], Any]
 ) -> Iterator[Finding]:
-    """Yields what is found in a data set.
+    """Checks a data set of demonstrations, every ``every``-th episode; yields findings.
 
     Args:
         fit: None = it is held against no env.
@@ -131,7 +131,7 @@ def _pictures(
         )
 
 
-def _statistics(name: str, found: Demonstrations, wanted: Wanted, complete: bool) -> Iterator[Finding]:
+def _statistics(name: str, found: Demonstrations, wanted: FieldSelection, complete: bool) -> Iterator[Finding]:
     file, name = found.path / "meta" / "stats.json", f"{name}: statistics"
     if not file.is_file():
         yield Finding(name, "skipped", "the data set keeps none for the whole (meta/stats.json); sft computes its own")

@@ -25,7 +25,7 @@ PEERS_S = 40.0
 
 
 def devices(wanted: str = "auto", asked_flash: bool = False) -> Iterator[Finding]:
-    """All that needs a GPU.
+    """Checks everything that needs a GPU: driver, torch, memory, flash-attn, NCCL.
 
     Args:
         wanted: ``runner.device``.
@@ -39,7 +39,7 @@ def devices(wanted: str = "auto", asked_flash: bool = False) -> Iterator[Finding
 
 
 def cuda(torch: Any, wanted: str, driver: bool) -> Iterator[Finding]:
-    """Whether torch computes on each GPU, and whether others hold their memory.
+    """Checks whether torch computes on each GPU, and whether other processes hold their memory.
 
     Args:
         driver: whether NVIDIA's driver shows a GPU.
@@ -92,7 +92,7 @@ def _gpu(torch: Any, number: int) -> Finding:
 
 
 def flash_attention(torch: Any, asked: bool, installed: bool | None = None) -> Iterator[Finding]:
-    """Whether the package flash-attn computes."""
+    """Checks whether the package flash-attn computes."""
     installed = find_spec("flash_attn") is not None if installed is None else installed
     if asked and not installed:
         fix = "pip install flash-attn --no-build-isolation; or set actor.model.attn_implementation=sdpa"
@@ -119,7 +119,7 @@ def _flash_kernel(torch: Any) -> Finding:
 
 
 def peers(torch: Any, backend: str = "nccl") -> Iterator[Finding]:
-    """Whether the GPUs of this machine reach each other, and add numbers up over NCCL."""
+    """Checks whether the GPUs of this machine reach each other, and add numbers up over NCCL."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count < 2:
         yield Finding("NCCL", "skipped", NO_GPU if not count else "there is one GPU, which has no peer")
@@ -136,7 +136,8 @@ def peers(torch: Any, backend: str = "nccl") -> Iterator[Finding]:
 
 
 def together(count: int, backend: str, limit_s: float = PEERS_S) -> Finding:
-    """Starts a process for each GPU, which add their ranks up (:mod:`embodied.doctor.checks.peers`)."""
+    """Checks collectives: starts a process for each GPU, which add their ranks up
+    (:mod:`embodied.doctor.checks.peers`)."""
     with tempfile.TemporaryDirectory() as folder:
         meeting, started = Path(folder) / "meeting", []
         for rank in range(count):

@@ -26,7 +26,7 @@ FEWER = "close other programs, or start fewer workers: env.num_workers"
 
 
 def memory(limit: int | None = None) -> Iterator[Finding]:
-    """Free memory, and what a container may have of it.
+    """Checks free memory, and what a container may have of it.
 
     Args:
         limit: bytes that the container may still take; None = its control group is asked.
@@ -79,7 +79,7 @@ def _left_in(group: Path, limit: str, used: str) -> list[int]:
 
 
 def shared_memory(folder: Path = Path("/dev/shm")) -> Iterator[Finding]:
-    """Whether memory can be shared as the slab does it, and the room that NCCL finds in ``/dev/shm``."""
+    """Checks whether memory can be shared as the slab does it, and the room that NCCL finds in ``/dev/shm``."""
     size = 2**24
     try:
         fd = os.memfd_create("doctor", os.MFD_CLOEXEC)
@@ -104,7 +104,7 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> Iterator[Finding]:
 
 
 def open_files() -> Iterator[Finding]:
-    """Whether a worker for each core may have its files open."""
+    """Checks whether a worker for each core may have its files open."""
     files = file_limit.OpenFiles(os.cpu_count() or 1, file_limit.WORKER, file_limit.POOL + file_limit.RESERVE)
     needed = file_limit.check(files)
     soft, hard = ("no limit" if limit == float("inf") else f"{limit:,.0f}" for limit in file_limit.limits())
@@ -113,7 +113,7 @@ def open_files() -> Iterator[Finding]:
 
 
 def disk(run_folder: str = "runs") -> Iterator[Finding]:
-    """Room and permission where runs, temporary files and the cache lie."""
+    """Checks room and permission where runs, temporary files and the cache lie."""
     try:
         check_writable(Path(run_folder))
         cache = cache_folder(".")
@@ -128,7 +128,7 @@ def disk(run_folder: str = "runs") -> Iterator[Finding]:
 
 
 def room(name: str, folder: Path, least: float, little: float, why: str = "") -> Finding:
-    """Holds the room on a disk against bytes: ``least`` is needed, ``little`` is advised."""
+    """Checks free bytes on a disk: ``least`` is needed, ``little`` is advised."""
     free = shutil.disk_usage(folder).free
     said = f"{gib(free)} are free at {folder}{why}"
     if free >= little:
@@ -140,7 +140,7 @@ def room(name: str, folder: Path, least: float, little: float, why: str = "") ->
 
 @dataclass(frozen=True)
 class Process:
-    """What ``/proc`` says of a process."""
+    """A process of this machine: its pid, parent and command line."""
 
     pid: int
     parent: int
@@ -148,7 +148,7 @@ class Process:
 
 
 def processes(proc: Path = Path("/proc")) -> list[Process]:
-    """All processes of this machine that can be seen."""
+    """Lists all processes of this machine that can be seen."""
     found = []
     for folder in proc.glob("[0-9]*"):
         try:
@@ -161,7 +161,7 @@ def processes(proc: Path = Path("/proc")) -> list[Process]:
 
 
 def stale_workers(seen: Iterable[Process] | None = None) -> Iterator[Finding]:
-    """Env workers whose launcher is gone. They hold memory, a core, and maybe a GPU."""
+    """Looks for env workers whose launcher is gone. They hold memory, a core, and maybe a GPU."""
     known = {process.pid: process for process in (processes() if seen is None else seen)}
     tail = str(Path(*START.parts[-4:]))
     workers = [p for p in known.values() if any(a.endswith(tail) for a in p.command) and "--safe-stop" not in p.command]

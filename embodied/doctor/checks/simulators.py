@@ -63,14 +63,14 @@ def has_needs(target: str) -> bool:
 
 
 def elsewhere(target: str, python: str) -> Iterator[Finding]:
-    """A simulator that runs in another environment: what is installed in this one says nothing of it."""
+    """Reports a simulator that runs in another Python environment: what is installed in this one says nothing of it."""
     yield Finding(target, "skipped", f"env.python is set: its workers run in {python}, which is not looked at")
 
 
 def simulator(
     target: str, overrides: Sequence[str], folders: Sequence[str], required: bool, command: str = "train"
 ) -> Iterator[Finding]:
-    """Looks at one simulator; in a process of its own.
+    """Checks one simulator, in a process of its own.
 
     Args:
         overrides: a configuration with ``env.train`` or ``env.eval`` of this class.
@@ -99,7 +99,7 @@ def _draw(draw: Any) -> str | EmbodiedError:
 
 
 def drawings(needs: SimulatorNeeds, drawn: Mapping[str, str | EmbodiedError], required: bool) -> Iterator[Finding]:
-    """What each backend drew a frame with. One that works is enough."""
+    """Reports which renderers drew a frame, and with what. One that works is enough."""
     works = [name for name, said in drawn.items() if isinstance(said, str)]
     for name, said in drawn.items():
         what = f"renderer {name}"

@@ -74,7 +74,7 @@ def _gpu_memory(wanted: str) -> int | None:
 def held(
     config: schema.Config, taken: Footprint, gpu: int | None, weights: Weights, free: int | None = None
 ) -> Iterator[Finding]:  # fmt: skip
-    """Holds what the run takes at the least against what is free.
+    """Compares the memory that a run takes at the least with what is free.
 
     Args:
         gpu: bytes that are free on the GPU; None = the policy is on the CPU.

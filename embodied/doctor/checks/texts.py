@@ -13,7 +13,7 @@ from embodied.run.build.demonstrations import reader_of
 
 
 def look(data: schema.DataConfig, path: str) -> Iterator[Finding]:
-    """Yields what is found in a file or data set of demonstrated answers."""
+    """Checks a file or data set of demonstrated prompt-answer pairs; yields findings."""
     name = f"demonstrated answers {path}"
     try:
         found = reader_of(data).read([path], Part.of(data.train_subset, data.train_split, data.train_revision))

@@ -19,7 +19,7 @@ def versions(
     requires: Sequence[str] | None = None, version: Callable[[str], str] = importlib.metadata.version,
     system: str = sys.platform,
 ) -> Iterator[Finding]:  # fmt: skip
-    """Compares what is installed with the requirements of this package.
+    """Checks installed versions against the requirements of this package.
 
     Args:
         requires: these; None = those of the installed distribution.

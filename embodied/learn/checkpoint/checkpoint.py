@@ -76,7 +76,7 @@ class Checkpoints:
         self._kept: Snapshot | None = None
 
     def all(self) -> list[Path]:
-        """Complete checkpoints, oldest first."""
+        """Lists the complete checkpoints, oldest first."""
         found = [path for path in self.folder.glob("[0-9]*") if NAME.fullmatch(path.name)]
         return sorted((path for path in found if (path / "meta.json").is_file()), key=place)
 
@@ -141,7 +141,7 @@ class Checkpoints:
         return Snapshot(self._stage(snapshot.tensors), snapshot.meta)
 
     def wait(self) -> None:
-        """Waits until nothing is being written.
+        """Waits until no checkpoint is being written.
 
         Raises:
             CheckpointError: as :meth:`save`, once for each writing that failed.

@@ -48,7 +48,7 @@ HERE = "."
 
 @dataclass(frozen=True)
 class ExportFile:
-    """Content of ``embodied.json``; all values are JSON."""
+    """Content of ``embodied.json``, the file that describes an exported folder; all values are JSON."""
 
     format: str  # export format, as --format named it
     dtype: str  # number format of the tensors: fp32, bf16 or fp16
@@ -62,7 +62,7 @@ class ExportFile:
 
 
 def is_export(folder: Path) -> bool:
-    """Returns whether an export has written ``folder``."""
+    """Returns whether ``folder`` is an exported policy, with an ``embodied.json``."""
     return (folder / EXPORT_FILE).exists()
 
 
@@ -113,7 +113,7 @@ def open_export(
 
 
 def check_trusted(target: str, keys: Mapping[str, Any], folder: Path) -> None:
-    """Check what builds the policy of a folder that may come from a stranger.
+    """Refuses an exported folder from a stranger that would import a foreign model class or run its own machine code.
 
     Args:
         keys: its keyword arguments. Those of a checkpoint hold :data:`TRUST` if its run trusted what it loaded.

@@ -191,7 +191,7 @@ def _fill(
 
 
 def raise_if_stopped(error: CheckpointException) -> None:
-    """Raises the signal that DCP took for a failure of its own."""
+    """Re-raises a stop signal that torch's distributed checkpointing (DCP) took for a failure of its own."""
     for cause, _ in error.failures.values():
         if isinstance(cause, Stopped | KeyboardInterrupt):
             raise cause from None

@@ -40,6 +40,7 @@ class Meta:
 
     @property
     def weight_version(self) -> int:
+        """Optimizer steps behind the weights."""
         return int(self.trainer["weight_version"])
 
     @property
@@ -132,6 +133,7 @@ def check_files(path: Path, meta: Meta, bytes_too: bool = True) -> None:
 
 
 def shapes(policy: Policy) -> dict[str, list[int]]:
+    """Returns the shapes of the trainable parameters, by name."""
     return {name: list(p.shape) for name, p in trainable(policy)}
 
 
@@ -167,6 +169,8 @@ def _check_same_model(path: Path, meta: Meta, policy: Policy, any_head: bool) ->
 
 
 def check_same_groups(path: Path, meta: Meta, ours: Mapping[str, Any]) -> None:
+    """Raises :class:`CheckpointError` unless the checkpoint's optimizer groups hold as many parameters, in order, as
+    ours."""
     there, here = ([group["params"] for group in tree["groups"]] for tree in (meta.optimizer, ours))
     if there != here:
         raise CheckpointError(

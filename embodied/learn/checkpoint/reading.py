@@ -54,7 +54,7 @@ class _Allowed(pickle.Unpickler):
 
 
 class Reader(files.FileSystemReader):
-    """Reads the checkpoint in ``folder``.
+    """Reader of a checkpoint's tensors for torch's distributed checkpointing (DCP).
 
     Raises (from :meth:`read_metadata`):
         DamagedCheckpointError: the file is damaged, or names code, paths or sizes that no checkpoint has.
@@ -66,6 +66,7 @@ class Reader(files.FileSystemReader):
         self._metadata: Metadata | None = None
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Reads DCP's metadata. Raises DamagedCheckpointError if it is damaged."""
         if self._metadata is None:
             self._metadata = _checked(self._folder, _parsed(inside(self._folder, METADATA)))
         self._metadata.storage_meta = parts.StorageMeta(load_id=self.load_id)

@@ -22,7 +22,8 @@ PARTS = ("model", "optimizer", "extra")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A checkpoint that is not written yet: this rank's tensors, and meta.json without the files' sizes."""
+    """A checkpoint that is not written yet: this rank's tensors, and the content of meta.json without the
+    files' sizes."""
 
     tensors: dict[str, Tensor]
     meta: Meta
@@ -32,7 +33,8 @@ def snapshot_of(
     learner: Learner, iteration: int, run_ids: Mapping[str, str], steps: int, origin: dict[str, Any],
     contents: Sequence[str] = PARTS,
 ) -> Snapshot:  # fmt: skip
-    """Takes the state of ``learner`` without copying its tensors. Of several ranks, rank 0 has what all share.
+    """Takes a snapshot of the state of ``learner`` without copying its tensors. Of several ranks, rank 0 has what all
+    share.
 
     Args:
         run_ids: under which the trackers know the run.

@@ -64,7 +64,7 @@ def pack(tree: Any, name: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def unpack(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The inverse of :func:`pack`."""
+    """Puts the tensors back into what :func:`pack` returned."""
     if isinstance(plain, dict):
         if plain.keys() == {TENSOR}:
             return tensors[plain[TENSOR]]
@@ -75,7 +75,7 @@ def unpack(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def trainable(policy: Policy) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Name and parameter of everything that is trained; shards where FSDP2 has sharded it."""
+    """Yields name and parameter of everything that is trained; shards where FSDP2 has sharded it."""
     _reshard(policy)
     return ((name, p) for name, p in policy.named_parameters() if p.requires_grad)
 
@@ -104,7 +104,8 @@ def optimizer_tree(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, tree: Mapping[str, Any]) -> None:
-    """Undo :func:`optimizer_tree` in an optimizer whose groups hold the same parameters in the same order."""
+    """Loads what :func:`optimizer_tree` returned into an optimizer whose groups hold the same parameters in the same
+    order."""
     index = {name: i for i, name in enumerate(name for group in tree["groups"] for name in group["params"])}
     groups = [
         {key: _as(ours.get(key), value) for key, value in theirs.items()}
@@ -132,7 +133,8 @@ def random_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_random_state(state: Mapping[str, Tensor], device: torch.device) -> None:
-    """Undo :func:`random_state`; a generator that this process lacks, or that was not saved, is left alone."""
+    """Restores what :func:`random_state` returned; a generator that this process lacks, or that was not saved, is left
+    alone."""
     if "torch" in state:
         torch.set_rng_state(state["torch"])
     if "cuda" in state and device.type == "cuda":

@@ -14,19 +14,20 @@ from embodied.schema import SftConfig
 
 
 def known(policy: Policy) -> dict[str, Any] | None:
-    """The ranges that ``policy`` uses, ``{"name", "action", …}``; None if it uses the env's."""
+    """Returns the action and state ranges that ``policy`` scales by, ``{"name", "action", …}``; None if it uses the
+    env's."""
     kept = policy.extra_state() if isinstance(policy, HasExtraState) else {}
     return json.loads(kept["statistics"]) if "statistics" in kept else None
 
 
 def kind(policy: Policy) -> str:
-    """Names the kind of ranges of ``policy`` for the user. Call after ``use_statistics``."""
+    """Names the kind of action ranges of ``policy`` for the user (quantiles, bounds). Call after ``use_statistics``."""
     found = known(policy)
     return "1 % and 99 % quantiles" if found is not None and "q01" in found["action"] else "minimum and maximum"
 
 
 def settle(policy: Policy, sft: SftConfig, episodes: Sequence[Demonstration]) -> list[str]:
-    """Give the policy its ranges as ``sft.statistics`` says; returns lines for the user."""
+    """Gives the policy the demonstrations' action ranges as ``sft.statistics`` says; returns lines for the user."""
     if not isinstance(policy, UsesStatistics):
         if sft.statistics == "quantiles":
             raise ConfigError(

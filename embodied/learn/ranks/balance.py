@@ -17,7 +17,7 @@ from torch import Tensor
 
 from embodied import instructions
 from embodied.learn.batch import RECORDED, Batch
-from embodied.learn.step.passes import OwnRecords
+from embodied.learn.step.passes import RankRecords
 from embodied.learn.step.update_metrics import UpdateMetrics
 from embodied.parallel.group import Group
 from embodied.protocols import CountsTokens
@@ -75,16 +75,16 @@ class Balance:
     group: Group
 
     @classmethod
-    def of(cls, own: OwnRecords, batch: Batch) -> tuple[Balance, Batch]:
+    def of(cls, records: RankRecords, batch: Batch) -> tuple[Balance, Batch]:
         """The costs of all records; and the batch with the log-probs before the update of all ranks' records, which
         until then each rank has of its own. All ranks call it."""
-        group, policy = own.parallel.group, own.policy
+        group, policy = records.parallel.group, records.policy
         costs = torch.ones(len(batch), dtype=torch.int64)
         if isinstance(policy, CountsTokens):
-            mine = own.among(batch.ranks, torch.ones(len(batch), dtype=torch.bool))
+            mine = records.among(batch.ranks, torch.ones(len(batch), dtype=torch.bool))
             costs.zero_()
             if len(mine):
-                costs[mine] = torch.from_numpy(policy.tokens(own.light(batch.rows[mine.numpy()]))).long()
+                costs[mine] = torch.from_numpy(policy.tokens(records.light(batch.rows[mine.numpy()]))).long()
             group.sum(costs)
         if batch.proximal is not None:
             batch = replace(batch, proximal=group.sum(batch.proximal.clone()))
@@ -98,8 +98,8 @@ class Balance:
         return found
 
     def moved(
-        self, own: OwnRecords, batch: Batch, chosen: Tensor, keep: Tensor, metrics: UpdateMetrics
-    ) -> tuple[OwnRecords, Batch]:
+        self, records: RankRecords, batch: Batch, chosen: Tensor, keep: Tensor, metrics: UpdateMetrics
+    ) -> tuple[RankRecords, Batch]:
         """This rank's records of an optimizer step, in arrays of their own, and the batch that says where its records
         stand now. All ranks call it.
 
@@ -112,7 +112,7 @@ class Balance:
         for name, ranks in (("train/rank_imbalance_before", before), ("train/rank_imbalance", after)):
             metrics.average(name, torch.tensor([imbalance(ranks, costs, size)]), torch.tensor([True]))
         if torch.equal(before, after):
-            return own, batch
+            return records, batch
         kept = keep.nonzero().flatten().numpy()
         sources, targets = before.numpy()[kept], after.numpy()[kept]
         order = np.lexsort((sources, targets))  # order of arrival: by target, then by source
@@ -120,35 +120,36 @@ class Balance:
         counts = np.zeros((size, size), np.int64)
         np.add.at(counts, (sources, targets), 1)
         sent = batch.rows[chosen.numpy()[kept[sources == self.group.rank]]]
-        arrays = _exchanged(own, sent, counts, self.group)
+        arrays = _exchanged(records, sent, counts, self.group)
         rows, ranks = batch.rows.copy(), batch.ranks.clone()
         first = np.concatenate([[0], np.cumsum(counts.sum(axis=0))])
         rows[chosen.numpy()[kept]] = 1 + np.arange(len(kept)) - first[targets]  # row 0 is the spare one
         ranks[chosen] = after
-        return replace(own, arrays=arrays, spare=0), replace(batch, rows=rows, ranks=ranks)
+        return replace(records, arrays=arrays, spare=0), replace(batch, rows=rows, ranks=ranks)
 
 
-def _exchanged(own: OwnRecords, sent: np.ndarray, counts: np.ndarray, group: Group) -> dict[str, np.ndarray]:
+def _exchanged(records: RankRecords, sent: np.ndarray, counts: np.ndarray, group: Group) -> dict[str, np.ndarray]:
     """Exchanges records of a step; returns the fields that passes read, [1 + r, …]: a spare record, and those received.
 
     Args:
-        sent: rows of ``own`` in the order of the ranks that they go to, int64.
+        sent: rows of ``records`` in the order of the ranks that they go to, int64.
         counts: records that go from a rank to another, int64 [size, size].
     """
-    told = [] if instructions.FIELD in own.env.obs else ["task_id"]
-    recorded = [RECORDED] if RECORDED in own.arrays else []
+    told = [] if instructions.FIELD in records.env.obs else ["task_id"]
+    recorded = [RECORDED] if RECORDED in records.arrays else []
     found = {}
-    for name in (*own.env.obs, *own.policy.spec.decision, *told, *recorded):
-        array = own.arrays[name]
+    for name in (*records.env.obs, *records.policy.spec.decision, *told, *recorded):
+        array = records.arrays[name]
         arrived = exchanged(array, sent, counts[group.rank].tolist(), counts[:, group.rank].tolist(), group)
-        found[name] = np.concatenate([array[own.unused], arrived])
+        found[name] = np.concatenate([array[records.placeholder], arrived])
     return found
 
 
 def exchanged(
     array: np.ndarray, sent: np.ndarray, to: Sequence[int], of: Sequence[int], group: Group
 ) -> np.ndarray:  # fmt: skip
-    """Sends rows of an array, and gives those that have come, by rank: [r, …].
+    """Exchanges rows of an array between ranks: sends ``to[rank]`` rows to each rank and returns the rows received,
+    ``of[rank]`` from each: [r, …].
 
     Args:
         sent: rows in the order of the ranks that they go to, int64.

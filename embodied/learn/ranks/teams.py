@@ -30,7 +30,7 @@ def of_team(
         arrays: of this rank's slab.
         results: of all ranks.
     """
-    team = parallel.teams.own
+    team = parallel.teams.team
     if team.size == 1:
         return arrays, results
     used = [[*result.rows, *([result.final_row] if result.final_row >= 0 else [])] for result in results]
@@ -54,7 +54,7 @@ def of_team(
 
 def where_collected(batch: Batch, results: Sequence[EpisodeResult], parallel: Replicas) -> Batch:
     """The batch of ``results`` with the ranks that have collected its records, and the rows of their slabs."""
-    if parallel.teams.own.size == 1:
+    if parallel.teams.team.size == 1:
         return batch
     ranks, rows = places_of(results)
     return replace(batch, ranks=ranks, rows=rows)

@@ -18,7 +18,7 @@ from torch import Tensor
 from embodied.algorithms.layout import Counts
 from embodied.algorithms.metrics import logprob_gap, sum_and_count
 from embodied.learn.batch import RECORDED, counts_of
-from embodied.learn.step.passes import OwnRecords, PassEvaluator, until_stopped
+from embodied.learn.step.passes import ForwardPasses, RankRecords, until_stopped
 from embodied.learn.step.update_metrics import UpdateMetrics
 from embodied.learn.terms.term import Setup, Share
 from embodied.learn.watch import Watch
@@ -37,9 +37,9 @@ class Recomputer:
         self._layout, self._level, self._with_values = setup.layout, setup.algorithm.logprob_type, with_values
 
     def __call__(
-        self, own: OwnRecords, ranks: Tensor, chosen: Tensor, rows: np.ndarray, evaluate: PassEvaluator, size: int,
+        self, records: RankRecords, ranks: Tensor, chosen: Tensor, rows: np.ndarray, evaluate: ForwardPasses, size: int,
         metrics: UpdateMetrics, watch: Watch,
-    ) -> OwnRecords:  # fmt: skip
+    ) -> RankRecords:  # fmt: skip
         """Returns the records with log-probs (and values) recomputed. All ranks call it.
 
         Args:
@@ -52,26 +52,26 @@ class Recomputer:
         Raises:
             Stopped: on all ranks; ``watch`` has ended it on one.
         """
-        recorded = own.arrays["logprobs"]
+        recorded = records.arrays["logprobs"]
         found = {"logprobs": recorded.copy()}
         if self._with_values:
-            found["value"] = own.arrays["value"].copy()
-        parts = own.parts(ranks, chosen, rows, size, forward_only=True)
+            found["value"] = records.arrays["value"].copy()
+        parts = records.parts(ranks, chosen, rows, size, forward_only=True)
         dropout = without_dropout(evaluate.policy)
         with torch.no_grad(), dropout, watch("log-probs before the update", sum(map(len, parts))) as passed:
-            for part, _ in until_stopped(parts, passed, own.parallel):
+            for part, _ in until_stopped(parts, passed, records.parallel):
                 here = rows[part.numpy()]
-                result = evaluate.policy.evaluate(own.gather(here), evaluate.sampling)
+                result = evaluate.policy.evaluate(records.gather(here), evaluate.sampling)
                 if not len(part):
                     continue
-                counts, before = counts_of(own.arrays, here).to(own.device), torch.from_numpy(recorded[here])
-                result = _inside(result, before.to(own.device))
-                metrics.add([self._gap(result, before.to(own.device), counts)])
+                counts, before = counts_of(records.arrays, here).to(records.device), torch.from_numpy(recorded[here])
+                result = _inside(result, before.to(records.device))
+                metrics.add([self._gap(result, before.to(records.device), counts)])
                 found["logprobs"][here] = result.logprobs.float().cpu().numpy().reshape(found["logprobs"][here].shape)
                 if self._with_values:
                     assert result.value is not None
                     found["value"][here] = result.value.float().cpu().numpy()
-        return replace(own, arrays={**own.arrays, **found, RECORDED: recorded})
+        return replace(records, arrays={**records.arrays, **found, RECORDED: recorded})
 
     def _gap(self, result: Evaluation, recorded: Tensor, counts: Counts) -> Share:
         """Measures the difference between recomputed and recorded log-probs, [m, M] each."""

@@ -15,7 +15,7 @@ from embodied.algorithms import penalties
 from embodied.algorithms.rewards import Rewards
 from embodied.errors import ConfigError
 from embodied.learn.batch import counts_of
-from embodied.learn.step.passes import OwnRecords, PassEvaluator, until_stopped
+from embodied.learn.step.passes import ForwardPasses, RankRecords, until_stopped
 from embodied.learn.step.update_metrics import UpdateMetrics
 from embodied.learn.terms.kl import ReferenceKl
 from embodied.learn.terms.term import Need, Setup
@@ -45,10 +45,11 @@ class RewardPenalties:
 
     @property
     def needs(self) -> frozenset[Need]:
+        """Inputs that the penalties need (:class:`Need`)."""
         return frozenset() if self._kl is None else self._kl.needs
 
     def __call__(
-        self, own: OwnRecords, evaluate: PassEvaluator, size: int, metrics: UpdateMetrics, watch: Watch
+        self, records: RankRecords, evaluate: ForwardPasses, size: int, metrics: UpdateMetrics, watch: Watch
     ) -> np.ndarray | None:
         """Returns the penalties to add to the rewards of this rank's episodes, float32 [R, V]; None if there are none.
 
@@ -60,21 +61,27 @@ class RewardPenalties:
         """
         if self._kl is None and not self._overlong.enable:
             return None
-        found = nothing(own.arrays, self._setup.rewards)
+        found = zero_penalties(records.arrays, self._setup.rewards)
         if self._overlong.enable:
-            found += overlong(own.arrays, own.results, self._overlong, self._limit, self._setup.rewards)
+            found += overlong(records.arrays, records.results, self._overlong, self._limit, self._setup.rewards)
         if self._kl is not None:
             coefficient = np.float32(self._setup.kl_coefficient.value)
-            found -= coefficient * self._kl_rewards(self._kl, own, evaluate, size, metrics, watch)
+            found -= coefficient * self._kl_rewards(self._kl, records, evaluate, size, metrics, watch)
         return found
 
     def _kl_rewards(
-        self, kl: ReferenceKl, own: OwnRecords, evaluate: PassEvaluator, size: int, metrics: UpdateMetrics, watch: Watch
+        self,
+        kl: ReferenceKl,
+        own: RankRecords,
+        evaluate: ForwardPasses,
+        size: int,
+        metrics: UpdateMetrics,
+        watch: Watch,
     ) -> np.ndarray:
         """KL of each reward's elements towards the reference, before ``β``: float32 [R, V]."""
         rewards, layout = self._setup.rewards, self._setup.layout
         level, rows = self._setup.algorithm.logprob_type, own.rows
-        found = nothing(own.arrays, rewards)
+        found = zero_penalties(own.arrays, rewards)
         parts = [rows[first : first + size] for first in range(0, len(rows), size)]
         with torch.no_grad(), without_dropout(own.policy), watch("KL to the reference", len(rows)) as passed:
             for part, _ in until_stopped(parts, passed, own.parallel):
@@ -89,8 +96,8 @@ class RewardPenalties:
         return found
 
 
-def nothing(arrays: Mapping[str, np.ndarray], rewards: Rewards) -> np.ndarray:
-    """Zeros, float32 [R, V]."""
+def zero_penalties(arrays: Mapping[str, np.ndarray], rewards: Rewards) -> np.ndarray:
+    """Returns zero penalties for every record: float32 [R, V]."""
     return np.zeros((len(arrays["rewards"]), rewards.width), np.float32)
 
 
@@ -99,7 +106,7 @@ def overlong(
     rewards: Rewards,
 ) -> np.ndarray:  # fmt: skip
     """The penalty of each episode's length, at its last reward: float32 [R, V]. ``limit``: see :func:`longest`."""
-    found = nothing(arrays, rewards)
+    found = zero_penalties(arrays, rewards)
     last = np.asarray([result.rows[-1] for result in results], np.int64)
     rewarded = rewards.mask(counts_of(arrays, last))
     found[last] = penalties.at_the_end(episode_penalties(results, config, limit), rewarded).numpy()
@@ -107,7 +114,7 @@ def overlong(
 
 
 def longest(spec: PolicySpec, max_steps: int, most: int | None) -> int:
-    """Returns the most that an episode may take: control steps, or tokens if its decisions are texts.
+    """Returns the longest an episode may be: control steps, or tokens if its decisions are texts.
 
     Args:
         max_steps: most control steps of an episode, each of them an answer if the decisions are texts.

@@ -27,7 +27,7 @@ from embodied.learn.batch import Batch
 from embodied.learn.score.recompute import Recomputer
 from embodied.learn.score.reward_penalties import RewardPenalties
 from embodied.learn.step.objective import Objective
-from embodied.learn.step.passes import OwnRecords, PassEvaluator, until_stopped
+from embodied.learn.step.passes import ForwardPasses, RankRecords, until_stopped
 from embodied.learn.step.update_metrics import UpdateMetrics
 from embodied.learn.terms.term import Need, Setup
 from embodied.learn.watch import Watch, unwatched
@@ -42,15 +42,15 @@ penalty [T, V]; final_value float64 [1], the value of its final observation."""
 
 
 class Scored(NamedTuple):
-    """Training batches of an iteration, with advantages."""
+    """An iteration's scored records: the whole batch, the part that is trained on, and this rank's records."""
 
     batch: Batch  # records of all episodes
     trained: Batch | None  # the episodes that ``filter_rewards`` keeps, with what the loss reads; None: it keeps none
-    own: OwnRecords  # this rank's records, with what was recomputed of them
+    own: RankRecords  # this rank's records, with what was recomputed of them
 
 
 class Scorer:
-    """Scores the episodes of one iteration after another.
+    """Scores the episodes of an iteration: penalties, filters, advantages.
 
     Args:
         size: records of a pass without gradients.
@@ -76,13 +76,13 @@ class Scorer:
         return self._penalties.needs
 
     def __call__(
-        self, own: OwnRecords, results: Sequence[EpisodeResult], evaluate: PassEvaluator,
+        self, records: RankRecords, results: Sequence[EpisodeResult], evaluate: ForwardPasses,
         baselines: Mapping[Start, float] | None = None, metrics: UpdateMetrics | None = None, watch: Watch = unwatched,
     ) -> Scored:  # fmt: skip
         """Score ``results``, the episodes of all ranks in the plan's order. All ranks call it, and get the same.
 
         Args:
-            own: this rank's of them.
+            records: this rank's of them.
             baselines: the return of a greedy episode from each start (``adv_type: remax``).
             metrics: what is measured on the way goes there.
 
@@ -95,14 +95,14 @@ class Scorer:
         if self._recompute is not None and self._recompute_first:
             ranks, rows = places_of(results)
             everything = torch.ones(len(rows), dtype=torch.bool)
-            own = self._recompute(own, ranks, everything, rows, evaluate, self._size, metrics, watch)
-        penalties = self._penalties(own, evaluate, self._size, metrics, watch)
-        with_values, group = Need.VALUES in self._objective.needs, own.parallel.group
+            records = self._recompute(records, ranks, everything, rows, evaluate, self._size, metrics, watch)
+        penalties = self._penalties(records, evaluate, self._size, metrics, watch)
+        with_values, group = Need.VALUES in self._objective.needs, records.parallel.group
         least = self._algorithm.min_filter_prefix_tokens
-        numbers = gather_numbers(own.arrays, results, with_values, penalties, group, least is not None)
+        numbers = gather_numbers(records.arrays, results, with_values, penalties, group, least is not None)
         batch = make_batch(numbers, results, self.estimator, self._rewards, baselines, self._bounds, least)
         if not kept:
-            return Scored(batch, None, own)
+            return Scored(batch, None, records)
         trained = batch
         if len(kept) < len(results):
             some = [results[index] for index in kept]
@@ -110,10 +110,12 @@ class Scorer:
             trained = make_batch(of_kept, some, self.estimator, self._rewards, baselines, self._bounds, least)
         if self._recompute is not None and not self._recompute_first:
             chosen = self._read_by_the_loss(trained)
-            own = self._recompute(own, trained.ranks, chosen, trained.rows, evaluate, self._size, metrics, watch)
+            records = self._recompute(
+                records, trained.ranks, chosen, trained.rows, evaluate, self._size, metrics, watch
+            )
         if Need.PROXIMAL in self._objective.needs:
-            trained = self._with_proximal(own, trained, evaluate, watch)
-        return Scored(batch, trained, own)
+            trained = self._with_proximal(records, trained, evaluate, watch)
+        return Scored(batch, trained, records)
 
     def _read_by_the_loss(self, batch: Batch) -> Tensor:
         """Records of sequences with a record that carries a gradient, bool [N]."""
@@ -134,7 +136,7 @@ class Scorer:
         keep = filters.within_bounds(returns, ids, algorithm.rewards_lower_bound, algorithm.rewards_upper_bound)
         return keep.nonzero().flatten().tolist()
 
-    def _with_proximal(self, own: OwnRecords, batch: Batch, evaluate: PassEvaluator, watch: Watch) -> Batch:
+    def _with_proximal(self, own: RankRecords, batch: Batch, evaluate: ForwardPasses, watch: Watch) -> Batch:
         """The batch with log-probs of the policy before this iteration's first update."""
         found = torch.zeros(len(batch), self._objective.layout.size)
         parts = own.parts(batch.ranks, self._carries_gradient(batch), batch.rows, self._size, forward_only=True)

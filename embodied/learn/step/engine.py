@@ -40,8 +40,8 @@ class Outcome(Enum):
 
 
 @dataclass(frozen=True)
-class Taken:
-    """One optimizer step, the same on all ranks."""
+class OptimizerStep:
+    """The result of one optimizer step, the same on all ranks: outcome, loss, gradient norm."""
 
     outcome: Outcome
     loss: float = 0.0
@@ -84,19 +84,20 @@ class StepEngine:
         parts: Sequence[Part],
         passed: Passed,
         backward: Callable[[Part], float],
-        hook: Callable[[], bool] = lambda: True,
-        inspect: Callable[[float], None] = lambda norm: None,
-        during: AbstractContextManager[Any] | None = None,
-    ) -> Taken:
-        """Take one optimizer step. All ranks call it.
+        before_clip: Callable[[], bool] = lambda: True,
+        on_norm: Callable[[float], None] = lambda norm: None,
+        passes_within: AbstractContextManager[Any] | None = None,
+    ) -> OptimizerStep:
+        """Takes one optimizer step: backward passes of all parts, gradients summed over ranks, clipped, applied. All
+        ranks call it.
 
         Args:
             parts: what this rank computes, in order. Under FSDP all ranks have equally many.
             passed: told of each pass; may end the update between two of them.
             backward: forward and backward pass of a part; its share of the loss.
-            hook: called when the gradients are summed, before they are clipped; False: leave the step out.
-            inspect: given the norm of a gradient that will be applied, after it was clipped.
-            during: entered for the passes.
+            before_clip: called when the gradients are summed, before they are clipped; False: leave the step out.
+            on_norm: given the norm of a gradient that will be applied, after it was clipped.
+            passes_within: entered for the passes.
 
         Raises:
             NumericalError: too many updates in a row were not finite.
@@ -104,13 +105,13 @@ class StepEngine:
         """
         self.optimizer.zero_grad(set_to_none=True)
         loss = 0.0
-        with during or nullcontext():
+        with passes_within or nullcontext():
             for part, last in until_stopped(parts, passed, self.parallel):
                 self.parallel.last_pass(last)
                 loss += backward(part)
         loss = self.parallel.group.add(loss)
         self.parallel.sum_gradients()
-        if not hook():
+        if not before_clip():
             return self._leave_out(Outcome.ABANDONED, loss)
         self.loss_scale.unscale(self.optimizer)
         norm = self.parallel.clip(self._optim.clip_grad)
@@ -118,13 +119,13 @@ class StepEngine:
             return self._leave_out(Outcome.OVERFLOW, loss, norm)
         if not self.finite.accepts(loss, norm, self.weight_version + 1):
             return self._leave_out(Outcome.NOT_FINITE, loss, norm)
-        inspect(norm)
+        on_norm(norm)
         self._apply()
-        return Taken(Outcome.MADE, loss, norm)
+        return OptimizerStep(Outcome.MADE, loss, norm)
 
-    def _leave_out(self, outcome: Outcome, loss: float, norm: float = 0.0) -> Taken:
+    def _leave_out(self, outcome: Outcome, loss: float, norm: float = 0.0) -> OptimizerStep:
         self._let_go()
-        return Taken(outcome, loss, norm)
+        return OptimizerStep(outcome, loss, norm)
 
     def _let_go(self) -> None:
         """Frees the gradients, so that they take no memory while the policy acts."""
@@ -151,7 +152,7 @@ class StepEngine:
         return nullcontext() if self._average is None else self._average.acting()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns a step's state beside policy and optimizer, for checkpoints (embodied/learn/checkpoint/state.py):
+        """Returns the engine's state beside policy and optimizer, for checkpoints (embodied/learn/checkpoint/state.py):
         numbers and tensors (not copies) by name. Which names there are is a function of the configuration."""
         state: dict[str, Any] = {"weight_version": self.weight_version, **self.finite.state_dict()}
         if self.loss_scale.enabled:
@@ -161,7 +162,8 @@ class StepEngine:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`; other entries are left alone. Call it when the optimizer has its state."""
+        """Loads what :meth:`state_dict` returned; other entries are left alone. Call it when the optimizer has its
+        state."""
         self.weight_version = int(state["weight_version"])
         self.finite.load_state_dict(state)
         if self.loss_scale.enabled and "loss_scale" in state:  # supervised runs of earlier versions did not save it
@@ -186,12 +188,12 @@ class Stepping:
         return self.engine.weight_version
 
     def evaluated(self) -> AbstractContextManager[None]:
-        """Gives the policy the weights that are evaluated within it; see :meth:`StepEngine.evaluated`."""
+        """Context in which the policy has the weights that are evaluated; see :meth:`StepEngine.evaluated`."""
         return self.engine.evaluated()
 
 
 def under(prefix: str, state: Mapping[str, Any]) -> dict[str, Any]:
-    """Entries ``prefix.name`` of a state, as ``name``."""
+    """Selects the entries ``prefix.name`` of a state dict, as ``name``."""
     return {name.partition(".")[2]: value for name, value in state.items() if name.startswith(f"{prefix}.")}
 
 

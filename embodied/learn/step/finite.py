@@ -12,7 +12,7 @@ from embodied.errors import NumericalError
 
 @dataclass
 class FiniteUpdates:
-    """Decides whether each update may be made.
+    """Guards updates against a loss or gradient that is not finite; ends the run after ``limit`` such updates in a row.
 
     Args:
         limit: the run ends when this many updates in a row were not finite.
@@ -49,5 +49,5 @@ class FiniteUpdates:
         return {"bad_in_a_row": self.bad_in_a_row, "last_finite": self.last}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`; other entries of ``state`` are left alone."""
+        """Loads what :meth:`state_dict` returned; other entries of ``state`` are left alone."""
         self.bad_in_a_row, self.last = int(state["bad_in_a_row"]), str(state["last_finite"])

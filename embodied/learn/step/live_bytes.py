@@ -49,7 +49,7 @@ class LiveBytes(TorchDispatchMode):
         return self.now
 
     def watch(self, *widths: int) -> None:
-        """Counts tensors of these widths apart from now on."""
+        """Counts tensors whose last axis has one of these lengths separately from now on."""
         self._widths = frozenset(widths)
 
     def __torch_dispatch__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -87,13 +87,13 @@ def resident() -> int:
 
 
 def reset_highest() -> None:
-    """Forgets the highest value of this process's memory."""
+    """Resets the peak of this process's memory."""
     trim()
     with suppress(OSError), open("/proc/self/clear_refs", "w", encoding="utf-8") as file:
         file.write("5")
 
 
 def highest() -> int:
-    """Bytes of this process at its fullest moment."""
+    """Returns the peak of this process's memory, bytes."""
     with open("/proc/self/status", encoding="utf-8") as lines:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))

@@ -38,9 +38,11 @@ class LossScale:
 
     @property
     def enabled(self) -> bool:
+        """Whether the loss is scaled."""
         return self.growth_interval is not None
 
     def backward(self, loss: Tensor) -> None:
+        """Scales a loss and computes its gradients."""
         (loss * self.value if self.enabled else loss).backward()
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:

@@ -14,8 +14,8 @@ PRODUCTS = 10  # timed one by one; the fastest counts
 
 
 def peak_flops(setting: float | Literal["measure"] | None, policy: Policy, device: torch.device) -> float | None:
-    """FLOP/s of ``device``: ``setting`` (``runner.peak_tflops``), or measured in the number format of ``policy``. None
-    if ``setting`` is."""
+    """Returns the peak FLOP/s of ``device`` against which MFU is computed: ``setting`` (``runner.peak_tflops``), or
+    measured in the number format of ``policy``. None if ``setting`` is."""
     if setting is None:
         return None
     return measure(device, number_format(policy)) if setting == "measure" else setting * 1e12
@@ -30,7 +30,7 @@ def number_format(policy: Policy) -> torch.dtype:
 
 
 def measure(device: torch.device, dtype: torch.dtype, side: int | None = None) -> float:
-    """Times a few square products after a first one that is not timed; FLOP/s of the fastest."""
+    """Measures FLOP/s of square matrix products: the fastest of a few, after a first one that is not timed."""
     side = side or SIDES[device.type]
     a = torch.randn(side, side, generator=torch.Generator().manual_seed(0)).to(device, dtype)
     seconds = [_product(a, device) for _ in range(PRODUCTS + 1)]

@@ -70,7 +70,8 @@ class Objective:
         self.needs: frozenset[Need] = frozenset().union(*(term.needs for term in self.terms))
 
     def checked(self, policy: Policy, env: EnvSpec, device: torch.device) -> Objective:
-        """Tries what a user may have written, before any rollout. Raises ConfigError if it does not fit."""
+        """Tries the user's own loss and terms on made-up records, before any rollout, and returns the objective. Raises
+        ConfigError if one does not fit."""
         for term in self.terms:
             if isinstance(term, PolicyTerm):
                 term.check(device)
@@ -107,7 +108,7 @@ class Objective:
         self, batch: OptimizerBatch, records: Mapping[str, Tensor], result: Evaluation, reference: Evaluation | None,
         untrained: bool = False,
     ) -> list[Share]:  # fmt: skip
-        """The shares of m records, one a term; all of it on one device.
+        """Computes each term's part of the loss (:class:`Share`) for m records of an optimizer batch, on one device.
 
         Args:
             batch: of the m records.
@@ -122,7 +123,7 @@ class Objective:
         return [Share(None) if term.needs & absent else term.share(seen, own) for term, own in pairs]
 
     def total(self, shares: Sequence[Share], value_only: bool = False) -> Tensor:
-        """Returns the loss that is minimised, [].
+        """Sums the terms' parts to the loss that is minimised, []; with ``value_only`` those of the value head alone.
 
         Args:
             shares: of one pass, as :meth:`shares` gave them.

@@ -55,7 +55,7 @@ def check_counts_tokens(policy: Policy, max_tokens: int | None) -> None:
 
 
 @dataclass(frozen=True)
-class OwnRecords:
+class RankRecords:
     """This rank's records of one update, as they stand in the slab.
 
     Args:
@@ -78,7 +78,7 @@ class OwnRecords:
     spare: int | None = None
 
     def light(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """The decisions in ``rows`` int64 [n] with their encoded instructions, [n, …]; no observations."""
+        """Copies the decisions in ``rows`` int64 [n] with their encoded instructions, [n, …]; no observations."""
         decisions = {name: self.arrays[name][rows] for name in self.policy.spec.decision}
         return decisions | {name: values.numpy() for name, values in self.encoded_instructions(rows).items()}
 
@@ -87,7 +87,7 @@ class OwnRecords:
 
         With no rows, gives one record: under FSDP this rank must still run the forward pass, and counts nothing of it.
         """
-        rows = rows if len(rows) else self.unused
+        rows = rows if len(rows) else self.placeholder
         fields = [*instructions.fields_of(self.env), *self.policy.spec.decision]
         fields += [RECORDED] if RECORDED in self.arrays else []
         told = {name: values.to(self.device) for name, values in self.encoded_instructions(rows).items()}
@@ -98,12 +98,12 @@ class OwnRecords:
         return self.policy.encode_instructions(instructions.of_rows(self.env, self.arrays, rows))
 
     @property
-    def unused(self) -> np.ndarray:
-        """Row of a placeholder record for passes that count nothing, int64 [1]."""
+    def placeholder(self) -> np.ndarray:
+        """Slab row of a placeholder record, for passes that FSDP requires and nothing is counted of: int64 [1]."""
         return np.asarray(self.results[0].rows[:1] if self.spare is None else [self.spare], np.int64)
 
     def among(self, ranks: Tensor, chosen: Tensor) -> Tensor:
-        """Indices of the ``chosen`` records that this rank has, int64.
+        """Selects those of the ``chosen`` records that this rank has: their indices, int64.
 
         Args:
             ranks: the rank of each of n records, int64 [n].
@@ -149,15 +149,15 @@ class OwnRecords:
         return np.concatenate([np.asarray(result.rows, np.int64) for result in self.results])
 
 
-def offloaded(wanted: bool) -> AbstractContextManager[object]:
-    """Makes a context whose forward passes leave what the backward pass needs in host memory, if that is wanted."""
-    if not wanted or not torch.is_grad_enabled():
+def offloaded(enabled: bool) -> AbstractContextManager[object]:
+    """Makes a context whose forward passes keep their activations in host memory, if ``enabled``."""
+    if not enabled or not torch.is_grad_enabled():
         return nullcontext()
     return torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available())
 
 
 @dataclass(frozen=True)
-class PassEvaluator:
+class ForwardPasses:
     """Makes the forward passes of the policy and of its reference.
 
     Args:

@@ -19,7 +19,7 @@ from embodied.protocols import Policy
 
 
 class OtherWeights:
-    """Remembers the trainable weights that ``policy`` has now."""
+    """A second set of trainable weights for ``policy``, beginning as a copy of those that it has now."""
 
     def __init__(self, policy: Policy) -> None:
         self._parameters = {name: p for name, p in policy.named_parameters() if p.requires_grad}
@@ -28,7 +28,7 @@ class OtherWeights:
 
     @contextmanager
     def acting(self) -> Iterator[None]:
-        """Gives the policy these weights within it, without gradients."""
+        """Context in which the policy has these weights, without gradients."""
         self._wake()
         self._swap()
         try:

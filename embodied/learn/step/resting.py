@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 
 def on_host(tensor: Tensor) -> bool:
+    """Returns whether a tensor lies in host memory."""
     return tensor.device.type == "cpu"
 
 
@@ -40,18 +41,18 @@ def give_back(device: torch.device) -> None:
 
 
 class RestingState:
-    """The state tensors of an optimizer, such as Adam's moments.
+    """Moves an optimizer's state tensors, such as Adam's moments, to host memory and back.
 
     Args:
         wanted: False: they always stay where they are.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, wanted: bool) -> None:
-        self._optimizer, self._wanted = optimizer, wanted
+    def __init__(self, optimizer: torch.optim.Optimizer, enabled: bool) -> None:
+        self._optimizer, self._wanted = optimizer, enabled
         self._resting: set[tuple[Tensor, str]] = set()  # parameter, name of its state
 
     def rest(self) -> None:
-        """Moves all that lie on a device to host memory."""
+        """Moves all state tensors on a device to host memory."""
         if not self._wanted:
             return
         for parameter, state in self._optimizer.state.items():
@@ -72,19 +73,19 @@ class RestingState:
 
 
 class RestingWeights:
-    """The weights of a policy beside an engine that acts in its place
+    """Moves a policy's weights to host memory while an engine acts in its place
     (:class:`embodied.runtime.engine.weights.Weights`). Buffers stay: those of language models are a few numbers.
 
     Args:
         wanted: False: they always stay where they are.
     """
 
-    def __init__(self, policy: nn.Module, wanted: bool) -> None:
-        self._policy, self.rests = policy, wanted
+    def __init__(self, policy: nn.Module, enabled: bool) -> None:
+        self._policy, self.rests = policy, enabled
         self._homes: dict[nn.Parameter, torch.device] = {}  # device from which each moved parameter came
 
     def rest(self) -> None:
-        """Moves all that lie on a device to host memory."""
+        """Moves all weights on a device to host memory."""
         if not self.rests:
             return
         for parameter in self._policy.parameters():
@@ -97,7 +98,7 @@ class RestingWeights:
             give_back(device)
 
     def wake(self) -> None:
-        """Moves those that were moved back to their device."""
+        """Moves the moved weights back to their device."""
         try:
             self._move_back()
         except BaseException:  # a stop signal: what is saved then stands on the device

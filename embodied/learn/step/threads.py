@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def training_threads(count: int | None) -> Iterator[None]:
-    """Lets torch compute with ``count`` threads within it; None = with as many as before."""
+    """Context in which torch computes with ``count`` threads; None = with as many as before."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:

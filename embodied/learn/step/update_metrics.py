@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from embodied.algorithms.metrics import PolicyStats, sum_and_count
-from embodied.learn.step.engine import Outcome, Taken
+from embodied.learn.step.engine import OptimizerStep, Outcome
 from embodied.learn.terms.term import Share
 from embodied.parallel.group import Group
 
@@ -21,7 +21,8 @@ T = TypeVar("T")
 
 @dataclass
 class UpdateMetrics:
-    """Sums over the passes of one update. The upper half is this rank's, the lower half is the same on all ranks.
+    """Collects the ``train/`` metrics over the passes of one update. The upper half is this rank's, the lower half is
+    the same on all ranks.
 
     What a term measures has its name from the term (:class:`embodied.learn.terms.term.Share`).
     """
@@ -55,7 +56,7 @@ class UpdateMetrics:
         self.means[name] = found if name not in self.means else self.means[name] + found
 
     def mean(self, name: str) -> float | None:
-        """The mean so far; None if no element was seen."""
+        """Returns the mean of the metric ``name`` so far; None if no element was seen."""
         total, count = self.means[name].tolist() if name in self.means else (0.0, 0.0)
         return total / count if count else None
 
@@ -77,10 +78,10 @@ class UpdateMetrics:
                 self.per_batch[name] = self.per_batch.get(name, 0.0) + found.item()
 
     def add_to_steps(self, name: str, value: float) -> None:
-        """Add the metric ``name`` of one optimizer step."""
+        """Adds a value of the metric ``name`` for one optimizer step; the mean over steps is logged."""
         self.per_step[name] = self.per_step.get(name, 0.0) + value
 
-    def add_step(self, taken: Taken) -> None:
+    def add_step(self, taken: OptimizerStep) -> None:
         """Add the outcome of the optimizer batch in progress."""
         if taken.outcome == Outcome.ABANDONED:
             return
@@ -93,7 +94,8 @@ class UpdateMetrics:
             self.grad_norm += taken.norm
 
     def add_staleness(self, updates: Tensor) -> None:
-        """Add a micro-batch; ``updates`` int64 [m]: how many there were since each record was acted."""
+        """Adds a micro-batch to the staleness metrics; ``updates`` int64 [m]: optimizer steps since each record was
+        acted."""
         self.largest["train/staleness_max"] = max(self.largest.get("train/staleness_max", 0), int(updates.max()))
         self.average("train/staleness_mean", updates, torch.ones_like(updates, dtype=torch.bool))
 
@@ -137,7 +139,7 @@ def add_stats(parts: Sequence[PolicyStats | None]) -> PolicyStats | None:
 
 
 def on_cpu(stats: PolicyStats | None) -> PolicyStats | None:
-    """The same numbers on the host."""
+    """Copies ratio statistics to the CPU."""
     return stats and PolicyStats(stats.sums.cpu(), stats.peak.cpu())
 
 

@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from embodied.errors import ConfigError, SpecMismatchError
-from embodied.learn.terms.term import Forward, Need, OptimizerBatch, Setup, Share
+from embodied.learn.terms.term import Forward, Need, OptimizerBatch, Setup, Share, Term
 
 
 @dataclass(frozen=True)
 class Options:
-    """Keys of ``algorithm`` that this term reads."""
+    """Options of the entropy term: keys of ``algorithm``."""
 
     entropy_bonus: float
     entropy_type: str
 
 
-class EntropyTerm:
+class EntropyTerm(Term):
     """``−entropy_bonus · Σ w · entropy``. With a bonus of 0 the entropy is measured and has no gradient.
 
     Raises ConfigError if the policy does not count its entropies at ``entropy_type``.

@@ -16,13 +16,13 @@ from embodied.algorithms.kl import EXACT, full, make_kl, unbiased
 from embodied.algorithms.layout import Counts
 from embodied.algorithms.metrics import sum_and_count
 from embodied.errors import ConfigError
-from embodied.learn.terms.term import Forward, Need, OptimizerBatch, Setup, Share
+from embodied.learn.terms.term import Forward, Need, OptimizerBatch, Setup, Share, Term
 from embodied.types import Evaluation
 
 
 @dataclass(frozen=True)
 class Options:
-    """Keys of ``algorithm`` that this term reads."""
+    """Options of the KL term: keys of ``algorithm``."""
 
     kl_penalty_type: str
     logprob_type: str
@@ -68,10 +68,11 @@ class ReferenceKl:
         return self._layout.reduce(exact, counts, self._level)
 
 
-class KlTerm:
+class KlTerm(Term):
     """``β · Σ w · KL``, with the present value of ``kl_coefficient`` as β."""
 
     metrics = ("train/kl_reference",)
+    needs: frozenset[Need] = frozenset()
 
     def __init__(self, setup: Setup) -> None:
         self._coefficient, self._options = setup.kl_coefficient, setup.options(Options)

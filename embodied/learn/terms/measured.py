@@ -14,12 +14,12 @@ DECLARE = 'Metric("train/NAME", "MEANING", "UNIT", "lower") of embodied.observe.
 
 
 def names_of(term: Term) -> list[str]:
-    """The names of what a term may measure."""
+    """Lists the names of the metrics that a loss term may measure."""
     return [row.name if isinstance(row, Metric) else row for row in term.metrics]
 
 
 def rows_of(terms: Mapping[str, Term]) -> list[Metric]:
-    """Returns the rows that the terms bring along.
+    """Returns the rows of the metrics table (name, meaning, unit) that the user's loss terms bring along.
 
     Args:
         terms: by the name that messages have.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from embodied.learn.terms.term import Forward, Need, OptimizerBatch, Share
+from embodied.learn.terms.term import Forward, Need, OptimizerBatch, Share, Term
 
 
-class NllTerm:
+class NllTerm(Term):
     """``−Σ log p / count`` over the elements that count. The count is that of the whole optimizer step."""
 
     needs: frozenset[Need] = frozenset()

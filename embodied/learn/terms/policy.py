@@ -13,20 +13,21 @@ from embodied.algorithms.importance import off_policy, sequence_level
 from embodied.algorithms.metrics import STATS, logprob_gap, policy_stats, sum_and_count
 from embodied.algorithms.policy_loss import Anchor, PolicyLoss, make_loss
 from embodied.learn.batch import RECORDED
-from embodied.learn.terms.term import Forward, Need, OptimizerBatch, Setup, Share
+from embodied.learn.terms.term import Forward, Need, OptimizerBatch, Setup, Share, Term
 
 
 @dataclass(frozen=True)
 class Options:
-    """Keys of ``algorithm``, beside those that the loss itself takes."""
+    """Options of the policy term: keys of ``algorithm``, beside those that the loss itself takes."""
 
     logprob_type: str
     off_policy_masking_delta: float | None
 
 
-class PolicyTerm:
+class PolicyTerm(Term):
     """``Σ w · importance · loss``. Elements that ``off_policy_masking_delta`` drops stay in the denominators."""
 
+    needs: frozenset[Need] = frozenset()
     metrics = ("train/behaviour_weight_mean", "train/logprob_gap", "train/logprob_gap_mean", *STATS)
     surrogate = True
 

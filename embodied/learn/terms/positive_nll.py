@@ -8,17 +8,17 @@ from typing import Self
 from torch import Tensor
 
 from embodied.algorithms import aggregation
-from embodied.learn.terms.term import Forward, Need, OptimizerBatch, Setup, Share
+from embodied.learn.terms.term import Forward, Need, OptimizerBatch, Setup, Share, Term
 
 
 @dataclass(frozen=True)
 class Options:
-    """Keys of ``algorithm`` that this term reads."""
+    """Options of the NLL term of successful episodes: keys of ``algorithm``."""
 
     positive_nll_coef: float
 
 
-class PositiveNllTerm:
+class PositiveNllTerm(Term):
     """``−positive_nll_coef · Σ w · lp``, with weights of 0 in episodes that did not pay."""
 
     needs: frozenset[Need] = frozenset()

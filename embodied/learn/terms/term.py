@@ -40,7 +40,7 @@ class Need(Enum):
 
 @dataclass(frozen=True)
 class Setup:
-    """Arguments from which terms are made.
+    """What a run gives its loss terms to be made from: the policy's spec, the algorithm's keys, limits.
 
     Args:
         max_steps: longest possible episode, control steps (the constant of ``seq-mean-token-sum-norm``).
@@ -110,7 +110,7 @@ class OptimizerBatch:
         return len(self.mask)
 
     def part(self, index: Tensor, device: torch.device) -> OptimizerBatch:
-        """The records ``index`` int64 [m], on ``device``."""
+        """Selects the records ``index`` int64 [m], on ``device``."""
 
         def of(values: Tensor) -> Tensor:
             return values[index].to(device)
@@ -139,7 +139,7 @@ class Forward:
 
 @dataclass(frozen=True)
 class Share:
-    """One term's part of the loss of m records, and what it measured. Nothing here waits for the device."""
+    """One term's part of the loss of m records, and its metrics. Nothing here waits for the device."""
 
     loss: Tensor | None  # [], differentiable, with its coefficient and sign; None: the term only measures
     means: Mapping[str, Tensor] = field(default_factory=dict)  # metric → float64 [2], sum and count (or weight)
@@ -158,7 +158,8 @@ class Term(Protocol):
     """
 
     @property
-    def needs(self) -> frozenset[Need]: ...
+    def needs(self) -> frozenset[Need]:
+        """Inputs that the term needs beside log-probs and advantages."""
 
     @property
     def metrics(self) -> Sequence[str | Metric]:

@@ -12,13 +12,13 @@ from embodied.algorithms import aggregation
 from embodied.algorithms.advantages.value import make_value_loss
 from embodied.algorithms.rewards import Rewards
 from embodied.errors import ConfigError
-from embodied.learn.terms.term import Forward, Need, OptimizerBatch, Setup, Share
+from embodied.learn.terms.term import Forward, Need, OptimizerBatch, Setup, Share, Term
 from embodied.types import PolicySpec
 
 
 @dataclass(frozen=True)
 class Options:
-    """Keys of ``algorithm`` that this term reads."""
+    """Options of the value term: keys of ``algorithm``."""
 
     adv_type: str
     value_loss: str
@@ -26,7 +26,7 @@ class Options:
     huber_delta: float
 
 
-class ValueTerm:
+class ValueTerm(Term):
     """Value loss. Raises ConfigError if the policy has no value head, or one with another number of values.
 
     The denominator is the number of rewards, whatever ``loss_agg_func`` says of the policy's elements.

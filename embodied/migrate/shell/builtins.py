@@ -15,7 +15,7 @@ ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=(.*)", re.DOTALL)
 
 
 def assign(written: str, state: State, options: str = "") -> None:
-    """``NAME=value``, ``NAME+=value``, ``NAME=(…)``, ``NAME[index]=value``.
+    """Executes a shell assignment on ``state``: ``NAME=value``, ``NAME+=value``, ``NAME=(…)``, ``NAME[index]=value``.
 
     Args:
         options: letters of the options of ``declare``.
@@ -60,7 +60,7 @@ def _array(inner: str, keyed: bool, state: State) -> Array:
             at = int(index.shown) + 1 if index.shown.isdigit() else at
             continue
         for word in words(written, state):
-            whole = whole and (word.known or word.is_surely_some or '"' in written)
+            whole = whole and (word.known or word.is_nonempty or '"' in written)
             items[str(at)] = word
             at += 1
     return Array(items, keyed, whole)
@@ -82,7 +82,7 @@ def _without_comments(inner: str) -> str:
 
 
 def declare(written: Sequence[str], state: State) -> None:
-    """``export``, ``declare``, ``local``, ``readonly``, ``typeset``."""
+    """Executes a shell declaration on ``state``: ``export``, ``declare``, ``local``, ``readonly``, ``typeset``."""
     options = "".join(word for word in written[1:] if word[0] in "-+")
     is_own = bool(state.saved) and written[0] in ("local", "declare", "typeset") and "g" not in options
     for word in written[1:]:

@@ -23,7 +23,8 @@ NOTHING = ('""', "''")
 
 
 def holds(tokens: Sequence[str], state: State, double: bool) -> bool | None:
-    """Returns whether a condition holds; null if nobody knows.
+    """Evaluates a shell condition (``[ … ]``, or ``[[ … ]]`` if ``double``); None if its outcome cannot be known
+    without a run.
 
     Args:
         tokens: its words, as the script writes them.
@@ -38,7 +39,8 @@ def holds(tokens: Sequence[str], state: State, double: bool) -> bool | None:
 
 
 def asks_whether_empty(tokens: Sequence[str], state: State) -> tuple[str, bool] | None:
-    """The name that a condition asks for which the script has not set, and what it says where the name is empty."""
+    """Finds the unset name that a shell condition tests for emptiness, and the condition's outcome if it is empty; None
+    otherwise."""
     said = tokens[:1] != ["!"]
     rest = list(tokens[0 if said else 1 :])
     if len(rest) == 3 and rest[1] in ("=", "==", "!=") and rest[2] in NOTHING:
@@ -52,7 +54,8 @@ def asks_whether_empty(tokens: Sequence[str], state: State) -> tuple[str, bool] 
 
 
 def asks_whether_same(tokens: Sequence[str], state: State) -> tuple[Text, str, bool] | None:
-    """The text that a condition compares with a word, the word, and what it says where they are the same."""
+    """Finds the unknown text that a shell condition compares with a word: the text, the word, and the outcome if they
+    are equal; None otherwise."""
     if len(tokens) != 3 or tokens[1] not in ("=", "==", "!="):
         return None
     value, word = text(tokens[0], state), tokens[2].strip("\"'")
@@ -151,4 +154,4 @@ class _Test:
 
 
 def _is_some(given: Text) -> bool | None:
-    return bool(given.shown) if given.known else True if given.is_surely_some else None
+    return bool(given.shown) if given.known else True if given.is_nonempty else None

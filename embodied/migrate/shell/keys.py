@@ -31,7 +31,8 @@ MOST_VALUES = 4
 
 @dataclass
 class Script:
-    """What a script gives a program.
+    """The ``KEY=VALUE`` words that a shell script passes to a training program, as a nested mapping, and remarks for
+    the reader.
 
     Args:
         keys: nested, with values, or :class:`Unresolved` in their place.
@@ -43,7 +44,7 @@ class Script:
 
 
 def read_script(text: str, name: str) -> Script:
-    """Reads a script.
+    """Reads the ``KEY=VALUE`` words that a shell script passes to a training program, without running it.
 
     Args:
         name: what an error calls it.
@@ -154,7 +155,7 @@ def _merged(runs: Sequence[Mapping[str, Text]]) -> dict[str, Any]:
 
 
 def value_of(key: str, text: str) -> Any:
-    """The value that a text has on a command line of hydra; 1e-6 stays a text, as in YAML.
+    """Parses a command-line value as hydra does; 1e-6 stays a text, as in YAML.
 
     >>> value_of("a.b", "[1,x]"), value_of("a.b", "on"), value_of("a.b", "1e-6"), value_of("a.b", "")
     ([1, 'x'], 'on', '1e-6', None)

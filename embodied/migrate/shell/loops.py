@@ -15,20 +15,24 @@ from embodied.migrate.shell.words import words
 MOST_ROUNDS = 1000
 
 
-class Reader(Protocol):
-    """What a loop needs of the reading that it stands in."""
+class NodeInterpreter(Protocol):
+    """The interpreter of shell nodes that runs a loop's body; a part of :mod:`embodied.migrate.shell.run`."""
 
-    def sequence(self, nodes: Iterable[Node], state: State) -> list[State]: ...
+    def sequence(self, nodes: Iterable[Node], state: State) -> list[State]:
+        """Interprets nodes one after another; returns the states after the last."""
 
-    def node(self, node: Node, state: State) -> list[State]: ...
+    def node(self, node: Node, state: State) -> list[State]:
+        """Interprets one node; returns the states after it, one for each way through its branches."""
 
-    def counted(self, sum_: str, state: State) -> list[State]: ...
+    def counted(self, sum_: str, state: State) -> list[State]:
+        """Evaluates an arithmetic expression as a command; its value sets the exit status."""
 
-    def words_of(self, rest: str, node: Node) -> tuple[list[str], int]: ...
+    def words_of(self, rest: str, node: Node) -> tuple[list[str], int]:
+        """Splits the simple command at the beginning of ``rest`` into raw words, and gives its end offset."""
 
 
-def for_each(run: Reader, node: Node, state: State) -> list[State]:
-    """``for NAME in WORDS`` and ``select``."""
+def for_each(run: NodeInterpreter, node: Node, state: State) -> list[State]:
+    """Interprets ``for NAME in WORDS`` and ``select``; returns the states in which the loop may end."""
     name, body = raw(node.child_by_field_name("variable")), node.child_by_field_name("body")
     named = next(iter(node.children_by_field_name("value")), None)
     written = run.words_of(rest_of(named), node)[0] if named is not None else ['"$@"']
@@ -37,7 +41,7 @@ def for_each(run: Reader, node: Node, state: State) -> list[State]:
         return perhaps(run, body, state, name)
     if state.arguments is None and any(word.shown in ("$@", "$*") for word in each):
         return [state]  # without arguments the script leaves the loop at once
-    if len(each) > MOST_ROUNDS or not all(word.known or word.is_surely_some for word in each):
+    if len(each) > MOST_ROUNDS or not all(word.known or word.is_nonempty for word in each):
         return perhaps(run, body, state, name)
     states = [state]
     for word in each:
@@ -48,16 +52,16 @@ def for_each(run: Reader, node: Node, state: State) -> list[State]:
     return out_of_loop(states)
 
 
-def round_(run: Reader, body: Node, states: Sequence[State]) -> list[State]:
-    """Goes through the body once."""
+def round_(run: NodeInterpreter, body: Node, states: Sequence[State]) -> list[State]:
+    """Interprets a loop's body once from each state; returns the states after it."""
     found = different(one for now in states for one in ([now] if now.ended else run.node(body, now)))
     for one in found:
         one.ended = "" if one.ended == "continue" else one.ended
     return found
 
 
-def perhaps(run: Reader, body: Node, state: State, *more: str) -> list[State]:
-    """A loop of which nobody knows how often it is gone through."""
+def perhaps(run: NodeInterpreter, body: Node, state: State, *more: str) -> list[State]:
+    """Interprets a loop whose number of rounds cannot be known: what its body assigns is unknown afterwards."""
     state.status = True
     unsure = state.copy()
     for name in (*more, *names_assigned(body)):
@@ -65,8 +69,8 @@ def perhaps(run: Reader, body: Node, state: State, *more: str) -> list[State]:
     return different([state, *out_of_loop(round_(run, body, [unsure]))])
 
 
-def while_or_until(run: Reader, node: Node, state: State) -> list[State]:
-    """A loop over the script's arguments is left out, as it runs without any."""
+def while_or_until(run: NodeInterpreter, node: Node, state: State) -> list[State]:
+    """Interprets ``while`` and ``until``. A loop over the script's arguments is left out, as it runs without any."""
     body = node.child_by_field_name("body")
     tests = [child for child in node.named_children if child.start_byte < body.start_byte]
     asked = " ".join(map(raw, tests))
@@ -75,16 +79,17 @@ def while_or_until(run: Reader, node: Node, state: State) -> list[State]:
     return loop(run, tests, body, None, state, node.children[0].type == "while")
 
 
-def counting(run: Reader, node: Node, state: State) -> list[State]:
-    """``for ((BEGIN; TEST; STEP))``."""
+def counting(run: NodeInterpreter, node: Node, state: State) -> list[State]:
+    """Interprets ``for ((BEGIN; TEST; STEP))``; returns the states in which the loop may end."""
     begin, test, step = parts_of_for(raw(node))
     state = run.counted(begin or "0", state)[0]
     return loop(run, test or "1", node.child_by_field_name("body"), step or "0", state, True)
 
 
 def loop(
-    run: Reader, tests: Sequence[Node] | str, body: Node, step: str | None, state: State, wanted: bool
+    run: NodeInterpreter, tests: Sequence[Node] | str, body: Node, step: str | None, state: State, while_true: bool
 ) -> list[State]:
+    """Interprets rounds of a loop until its test's status differs from ``while_true``, at most ``MOST_ROUNDS``."""
     states, out = [state], list[State]()
     for _ in range(MOST_ROUNDS):
         going = []
@@ -93,7 +98,7 @@ def loop(
             after = run.counted(tests, now) if isinstance(tests, str) else run.sequence(tests, now)
             if len(after) > 1 or after[0].status is None:
                 out += perhaps(run, body, before)
-            elif after[0].status == wanted:
+            elif after[0].status == while_true:
                 going.append(after[0])
             else:
                 out.append(after[0])

@@ -11,11 +11,11 @@ MOST_STATES = 64
 
 
 class TooManyWaysError(Exception):
-    """A script may go more ways than can be followed."""
+    """A script branches more often than can be followed."""
 
 
 def different(states: Iterable[State], also_status: bool = False) -> list[State]:
-    """Leaves out states that equal an earlier one; joins them where more than :data:`MOST_STATES` are left."""
+    """Drops states that equal an earlier one; joins them where more than :data:`MOST_STATES` are left."""
     found: list[State] = []
     for state in states:
         if not any(state.same_as(one) and (not also_status or one.status == state.status) for one in found):
@@ -42,7 +42,7 @@ def _together(states: Iterable[State]) -> list[State]:
 
 
 def both_ways(state: State) -> list[tuple[bool, State]]:
-    """Both ways where nobody knows how a command ended."""
+    """Splits a state whose last exit status is unknown into success and failure: ``(succeeded, state)`` each."""
     if state.status is not None:
         return [(state.status, state)]
     other = state.copy()
@@ -51,7 +51,7 @@ def both_ways(state: State) -> list[tuple[bool, State]]:
 
 
 def out_of_loop(states: Iterable[State]) -> list[State]:
-    """Ends ``break`` and ``continue``, which reach no further than their loop."""
+    """Clears a pending ``break`` or ``continue`` of states that leave a loop."""
     found = list(states)
     for one in found:
         one.ended = "" if one.ended in ("break", "continue") else one.ended
@@ -59,7 +59,7 @@ def out_of_loop(states: Iterable[State]) -> list[State]:
 
 
 def after_own_shell(before: State, after: State) -> State:
-    """What stays of a shell of its own: the commands that it ran."""
+    """Returns the state after a subshell: it keeps the commands that ran, the exit status and nothing else of it."""
     state = before.copy()
     state.commands, state.status, state.sources = after.commands, after.status, after.sources
     return state

@@ -17,7 +17,7 @@ SETS = re.compile(
 
 
 def rest_of(node: Node) -> str:
-    """The script from a node on."""
+    """Returns the script's text from a node on."""
     root = node
     while root.parent is not None:
         root = root.parent
@@ -25,7 +25,7 @@ def rest_of(node: Node) -> str:
 
 
 def parts_of_if(node: Node) -> tuple[list[Node], list[Node], list[Node]]:
-    """The condition of an ``if`` or ``elif``, what follows if it holds, and its other branches."""
+    """Splits an ``if`` or ``elif`` into its condition, the nodes of its first branch, and its other branches."""
     then = next((child.start_byte for child in node.children if child.type == "then"), node.end_byte)
     tests = [child for child in node.named_children if child.start_byte < then]
     others = [child for child in node.named_children if child.type in ("elif_clause", "else_clause")]
@@ -34,7 +34,7 @@ def parts_of_if(node: Node) -> tuple[list[Node], list[Node], list[Node]]:
 
 
 def fits_one_of(value: Text, patterns: Sequence[str], state: State) -> bool | None:
-    """Whether a value fits one of the patterns of a ``case``."""
+    """Returns whether a value matches one of a ``case``'s patterns; None if that cannot be known."""
     for one in patterns:
         wanted = pattern(one, state)
         if wanted.known and set(wanted.shown) == {"*"}:
@@ -47,23 +47,23 @@ def fits_one_of(value: Text, patterns: Sequence[str], state: State) -> bool | No
 
 
 def literal_of(node: Node) -> str | None:
-    """The one text that a pattern of a ``case`` fits, if it is one."""
+    """Returns the only text that a ``case`` pattern matches; None if it matches several."""
     text = raw(node)
     inner = text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
     return inner if re.fullmatch(r"[\w.:/-]+", inner) else None
 
 
-def script_in(given: Sequence[Text]) -> Text | None:
-    """The text of ``bash -c TEXT``."""
-    for number, word in enumerate(given[1:-1], start=1):
-        shell = given[number - 1].shown.rpartition("/")[2]
+def script_in(words: Sequence[Text]) -> Text | None:
+    """Returns the script text in the arguments of ``bash -c TEXT``."""
+    for number, word in enumerate(words[1:-1], start=1):
+        shell = words[number - 1].shown.rpartition("/")[2]
         if word.shown in ("-c", "-lc", "-xc", "-ec") and shell.startswith(("bash", "sh", "zsh", "-")):
-            return given[number + 1]
+            return words[number + 1]
     return None
 
 
 def names_assigned(node: Node) -> list[str]:
-    """The names that a part of a script gives values."""
+    """Lists the variables that a part of a script assigns."""
     found = []
     for child in node.named_children:
         if child.type == "variable_assignment":
@@ -73,12 +73,12 @@ def names_assigned(node: Node) -> list[str]:
 
 
 def names_set(sum_: str) -> list[str]:
-    """The names that a sum gives numbers."""
+    """Lists the variables that an arithmetic expression assigns."""
     return [name for each in SETS.findall(sum_) for name in each if name]
 
 
 def parts_of_for(source: str) -> tuple[str, str, str]:
-    """The sums of ``for ((begin; test; step))``."""
+    """Splits ``for ((begin; test; step))`` into its three arithmetic expressions."""
     inner = source[source.index("((") + 2 : source.index("))")]
     begin, test, step = (part.strip() for part in [*inner.split(";"), "", ""][:3])
     return begin, test, step

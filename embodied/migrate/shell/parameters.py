@@ -20,8 +20,8 @@ CASES = re.compile(r"(\^\^?|,,?)(.*)", re.DOTALL)
 ALL = ("@", "*")
 
 
-class Reader(NamedTuple):
-    """What reads the words that stand within a parameter.
+class WordExpander(NamedTuple):
+    """Expands the words within a ``${…}``: the shell state, and the function that does it.
 
     Args:
         expand: a word, what the shell knows, and whether it is in quotes → what its parts stand for.
@@ -31,8 +31,8 @@ class Reader(NamedTuple):
     expand: Callable[[str, State, bool], list[Piece]]
 
 
-def parameter(inner: str, source: str, reader: Reader, in_quotes: bool) -> list[Piece]:
-    """Returns what a parameter stands for.
+def parameter(inner: str, source: str, reader: WordExpander, in_quotes: bool) -> list[Piece]:
+    """Expands a shell parameter ``$NAME`` or ``${…}``; unknown text where only a run could tell.
 
     Args:
         inner: what stands in its braces.
@@ -44,7 +44,7 @@ def parameter(inner: str, source: str, reader: Reader, in_quotes: bool) -> list[
         return [Piece(unknown(source), in_quotes)]
 
 
-def _parameter(inner: str, reader: Reader, in_quotes: bool) -> list[Piece]:
+def _parameter(inner: str, reader: WordExpander, in_quotes: bool) -> list[Piece]:
     mark = inner[0] if inner[:1] in ("#", "!") and len(inner) > 1 and HEAD.match(inner, 1) else ""
     head = HEAD.match(inner, len(mark))
     if not head:
@@ -61,7 +61,7 @@ def _parameter(inner: str, reader: Reader, in_quotes: bool) -> list[Piece]:
     return _one(name, index, rest, reader, in_quotes)
 
 
-def _index(rest: str, reader: Reader) -> tuple[str, str]:
+def _index(rest: str, reader: WordExpander) -> tuple[str, str]:
     """The text in brackets behind a name, and what follows."""
     if not rest.startswith("["):
         return "", rest
@@ -74,7 +74,7 @@ def _index(rest: str, reader: Reader) -> tuple[str, str]:
     return inner.shown, rest[at + 1 :]
 
 
-def _pattern(raw: str, reader: Reader) -> str:
+def _pattern(raw: str, reader: WordExpander) -> str:
     return _sure(patterns.of_pieces(reader.expand(raw, reader.state, False)))
 
 
@@ -84,7 +84,7 @@ def _sure(text: Text) -> str:
     return text.shown
 
 
-def _through(name: str, index: str, rest: str, reader: Reader, in_quotes: bool) -> list[Piece]:
+def _through(name: str, index: str, rest: str, reader: WordExpander, in_quotes: bool) -> list[Piece]:
     """``${!NAME}``: what the name that NAME says stands for; ``${!ARRAY[@]}``: its keys."""
     if index in ALL:
         array = reader.state.array(name)
@@ -97,13 +97,13 @@ def _through(name: str, index: str, rest: str, reader: Reader, in_quotes: bool) 
     return _parameter(f"{other}{rest}", reader, in_quotes)
 
 
-def _set(text: Text | None, name: str, reader: Reader) -> Text:
+def _set(text: Text | None, name: str, reader: WordExpander) -> Text:
     if text is None and not reader.state.knows(name):
         raise UnknowableError(name)
     return text or EMPTY
 
 
-def _length(name: str, index: str, every: bool, reader: Reader, rest: str) -> Text:
+def _length(name: str, index: str, every: bool, reader: WordExpander, rest: str) -> Text:
     if rest:
         raise UnknowableError(rest)
     if not every:
@@ -114,12 +114,12 @@ def _length(name: str, index: str, every: bool, reader: Reader, rest: str) -> Te
     return known(str(len(array.items) if array else 0))
 
 
-def _all(name: str, star: str, rest: str, reader: Reader, in_quotes: bool) -> list[Piece]:
+def _all(name: str, star: str, rest: str, reader: WordExpander, in_quotes: bool) -> list[Piece]:
     """All words of an array, or of the arguments."""
     array = reader.state.array(name)
     if default := DEFAULTS.fullmatch(rest):
         empty = array is None or not array.items
-        some = array is not None and any(text.is_surely_some for text in array.items.values())
+        some = array is not None and any(text.is_nonempty for text in array.items.values())
         if not empty and not some and not (array is not None and array.whole):
             raise UnknowableError(name)
         if default[2] == "+":
@@ -149,7 +149,9 @@ def _apart(words: tuple[Text, ...], blank: str) -> list[Piece]:
     return found
 
 
-def _sliced(words: tuple[Text, ...], rest: str, array: Array, arguments: bool, reader: Reader) -> tuple[Text, ...]:
+def _sliced(
+    words: tuple[Text, ...], rest: str, array: Array, arguments: bool, reader: WordExpander
+) -> tuple[Text, ...]:
     if not array.whole or array.keyed:
         raise UnknowableError(rest)
     begin, length = _bounds(rest, reader)
@@ -161,18 +163,18 @@ def _sliced(words: tuple[Text, ...], rest: str, array: Array, arguments: bool, r
     return words[begin:] if length is None else words[begin : begin + length]
 
 
-def _bounds(rest: str, reader: Reader) -> tuple[int, int | None]:
+def _bounds(rest: str, reader: WordExpander) -> tuple[int, int | None]:
     """The numbers of ``:begin:length``."""
     begin, colon, length = rest[1:].partition(":")
     numbers = [_number(part, reader) for part in ([begin, length] if colon else [begin])]
     return numbers[0], numbers[1] if colon else None
 
 
-def _number(raw: str, reader: Reader) -> int:
+def _number(raw: str, reader: WordExpander) -> int:
     return reader.state.number(_sure(as_text(reader.expand(raw, reader.state, True))))
 
 
-def _one(name: str, index: str, rest: str, reader: Reader, in_quotes: bool) -> list[Piece]:
+def _one(name: str, index: str, rest: str, reader: WordExpander, in_quotes: bool) -> list[Piece]:
     text = reader.state.text(name, index)
     if default := DEFAULTS.fullmatch(rest):
         return _default(name, index, text, default, reader, in_quotes)
@@ -184,11 +186,11 @@ def _one(name: str, index: str, rest: str, reader: Reader, in_quotes: bool) -> l
 
 
 def _default(
-    name: str, index: str, text: Text | None, default: re.Match[str], reader: Reader, in_quotes: bool
+    name: str, index: str, text: Text | None, default: re.Match[str], reader: WordExpander, in_quotes: bool
 ) -> list[Piece]:
     """``${NAME:-other}``, and with ``=``, ``+`` and ``?``; without the colon an empty text is one."""
     colon, sign, raw = default.groups()
-    if text is not None and not text.known and colon and not text.is_surely_some:
+    if text is not None and not text.known and colon and not text.is_nonempty:
         raise UnknowableError(name)
     there = text is not None and (bool(text.shown) or not colon)
     if sign == "+":
@@ -205,7 +207,7 @@ def _default(
     return found
 
 
-def _changed(text: str, rest: str, reader: Reader) -> str:
+def _changed(text: str, rest: str, reader: WordExpander) -> str:
     """A text after ``#``, ``%``, ``/``, ``^``, ``,`` or ``:begin:length``."""
     if rest.startswith(":"):
         begin, length = _bounds(rest, reader)

@@ -15,7 +15,7 @@ CLASSES = {
 
 
 def expression(pattern: str) -> str:
-    """Returns the regular expression that says the same; a character after a backslash stands for itself."""
+    """Translates a shell pattern into a regular expression; a character after a backslash stands for itself."""
     found, at = "", 0
     while at < len(pattern):
         char = pattern[at]
@@ -48,12 +48,12 @@ def _set(inner: str) -> str:
 
 
 def itself(text: str) -> str:
-    """Returns the pattern that only a text itself fits."""
+    """Escapes a text so that, as a shell pattern, it matches only itself."""
     return SPECIAL.sub(r"\\\1", text)
 
 
 def of_pieces(pieces: Iterable[Piece], itself: Callable[[str], str] = itself) -> Text:
-    """Returns the pattern that a word is; what is quoted in it stands for itself.
+    """Joins the expanded pieces of a word into a shell pattern; quoted pieces match only themselves.
 
     Args:
         itself: makes a pattern of a quoted text.
@@ -67,6 +67,7 @@ def of_pieces(pieces: Iterable[Piece], itself: Callable[[str], str] = itself) ->
 
 
 def matches(text: str, pattern: str) -> bool:
+    """Returns whether a text matches a shell pattern as a whole."""
     return _compiled(expression(pattern)).fullmatch(text) is not None
 
 
@@ -78,21 +79,21 @@ def _compiled(text: str) -> re.Pattern[str]:
 
 
 def without_start(text: str, pattern: str, longest: bool) -> str:
-    """``${A#pattern}`` and ``${A##pattern}``."""
+    """Removes a matching prefix, as ``${A#pattern}`` and ``${A##pattern}`` do."""
     test = _compiled(expression(pattern))
     ends = range(len(text), -1, -1) if longest else range(len(text) + 1)
     return next((text[end:] for end in ends if test.fullmatch(text, 0, end)), text)
 
 
 def without_end(text: str, pattern: str, longest: bool) -> str:
-    """``${A%pattern}`` and ``${A%%pattern}``."""
+    """Removes a matching suffix, as ``${A%pattern}`` and ``${A%%pattern}`` do."""
     test = _compiled(expression(pattern))
     begins = range(len(text) + 1) if longest else range(len(text), -1, -1)
     return next((text[:begin] for begin in begins if test.fullmatch(text, begin)), text)
 
 
 def replaced(text: str, pattern: str, new: str, where: str) -> str:
-    """``${A/pattern/new}``.
+    """Replaces matches of a shell pattern, as ``${A/pattern/new}`` does; ``where`` says at which places.
 
     Args:
         where: ``/`` everywhere, ``#`` at the start, ``%`` at the end, empty at the first place.

@@ -34,7 +34,7 @@ SHELLS = ("bash", "sh", "zsh", "dash", "sbatch", "ssh")
 
 
 def ways(text: str, name: str) -> list[State]:
-    """Returns how a script may end: one state for each way that it may take.
+    """Interprets a script without running it; returns one end state for each way through its branches.
 
     Args:
         name: what an error calls it.

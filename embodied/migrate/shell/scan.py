@@ -10,11 +10,11 @@ BLANKS = " \t\n"
 
 
 class UnclosedError(ValueError):
-    """A quote or a bracket has no end."""
+    """A quote or a bracket of a script has no end."""
 
 
 def skip(raw: str, at: int, in_quotes: bool = False) -> int:
-    """Returns where the part that begins at ``at`` ends: a quoted text, a ``$…``, or one character.
+    """Returns the offset behind the lexical unit that begins at ``at``: a quoted text, a ``$…``, or one character.
 
     Args:
         in_quotes: it stands within double quotes, where an apostrophe is one.
@@ -74,8 +74,8 @@ def _line_end(raw: str, at: int) -> int:
 
 
 def simple(raw: str) -> tuple[list[str], int]:
-    """Returns the words of the command with which a text begins, as they are written, and where it ends. What redirects
-    its input or output is no word.
+    """Splits the simple command at a text's beginning into raw words, and gives its end offset;
+    redirections are left out.
 
     Raises:
         UnclosedError: a quote or a bracket does not end.
@@ -111,7 +111,7 @@ def _word_end(raw: str, at: int) -> int:
 
 
 def tokens(raw: str) -> Iterator[str]:
-    """The words of a line, as they are written: with quotes and ``$``."""
+    """Yields the raw words of a line, with their quotes and ``$``."""
     at = begun = 0
     while at < len(raw):
         if raw.startswith("\\\n", at) or raw[at] in BLANKS:
@@ -125,7 +125,7 @@ def tokens(raw: str) -> Iterator[str]:
 
 
 def braces(raw: str) -> list[str]:
-    """What ``a{b,c}d`` and ``{1..3}`` stand for; a word without them stands for itself."""
+    """Expands shell braces, ``a{b,c}d`` and ``{1..3}``; a word without them is returned alone."""
     at = 0
     while at < len(raw):
         if raw[at] == "{" and (found := _brace(raw, at)):

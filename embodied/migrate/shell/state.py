@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from embodied.migrate.shell.sums import Sum, UnknowableError
+from embodied.migrate.shell.sums import Arithmetic, UnknowableError
 from embodied.migrate.shell.text import BLANKS, EMPTY, Text, Words, known
 
 
 @dataclass(frozen=True)
 class Array:
-    """An array.
+    """A shell array, indexed or associative.
 
     Args:
         items: index or key → text, in order.
@@ -32,7 +32,7 @@ Value = Text | Array | None
 
 @dataclass(frozen=True)
 class Command:
-    """A command that a script runs.
+    """A command that a script runs, with expanded words; ``site`` and ``line`` say where it stands.
 
     Args:
         words: the first is its name.
@@ -47,7 +47,7 @@ class Command:
 
 @dataclass
 class State:
-    """One way in which a script may have come to where it is.
+    """State of the interpreted shell on one way through the script: variables, functions, commands so far, exit status.
 
     Args:
         arguments: ``$1`` and so on; null if they are those of the script itself, which nobody knows.
@@ -67,21 +67,22 @@ class State:
     keyed: frozenset[str] = frozenset()
 
     def copy(self) -> State:
+        """Copies the state, so that both can go on apart."""
         return replace(self, values=dict(self.values), functions=dict(self.functions))
 
     def same_as(self, other: State) -> bool:
-        """Whether what follows is the same for both."""
+        """Returns whether the rest of the script would do the same from both states."""
         mine, theirs = (
             (one.values, one.arguments, one.commands, one.ended, one.sources, one.functions) for one in (self, other)
         )
         return mine == theirs
 
     def knows(self, name: str) -> bool:
-        """Whether the script says what the name is, or that it is nothing."""
+        """Returns whether the script determines a variable's value, also that it is unset."""
         return name in self.values or (self.arguments is not None and name.isdigit())
 
     def text(self, name: str, index: str = "") -> Text | None:
-        """What a name stands for; null if it is not set.
+        """Returns a variable's text (of an array, the item at ``index``); None if it is not set.
 
         Args:
             index: of an array.
@@ -105,7 +106,7 @@ class State:
         return array.items.get(str(number if number >= 0 else number + 1 + max(map(int, array.items), default=-1)))
 
     def learn(self, value: Text, literal: str) -> None:
-        """Takes note that a text that nobody knew is this one, in the way that goes on from here."""
+        """Replaces an unknown text by ``literal`` in this state, after a test has shown that they are equal."""
         for name, own in self.values.items():
             if own == value:
                 self.values[name] = known(literal)
@@ -115,7 +116,7 @@ class State:
             self.values[name] = known(literal)
 
     def array(self, name: str) -> Array | None:
-        """All that a name stands for; null if it is not set."""
+        """Returns a variable's value as an array; None if it is not set."""
         if name in ("@", "*"):
             texts = self.arguments
             return None if texts is None else Array({str(number): text for number, text in enumerate(texts)})
@@ -124,21 +125,22 @@ class State:
 
     @property
     def blanks(self) -> str:
-        """What divides words that are not quoted (``IFS``)."""
+        """Field separators at which unquoted words are split (``IFS``)."""
         value = self.values.get("IFS", known(BLANKS))
         return value.shown if isinstance(value, Text) and value.known else BLANKS
 
     def words(self, name: str) -> Words | None:
+        """Returns all items of a variable as words; None if it is not set."""
         array = self.array(name)
         return None if array is None else Words(tuple(array.items.values()))
 
     def number(self, text: str) -> int:
-        """Computes a sum.
+        """Evaluates a shell arithmetic expression (``$((…))``). Raises UnknowableError.
 
         Raises:
             UnknowableError: nobody knows what it gives.
         """
-        return Sum(text, self._known, lambda name, new: self.set(name, known(new))).value()
+        return Arithmetic(text, self._known, lambda name, new: self.set(name, known(new))).value()
 
     def _known(self, name: str) -> str:
         name, _, index = name.partition("[")
@@ -150,7 +152,7 @@ class State:
         return (text or EMPTY).shown
 
     def set(self, name: str, value: Value, index: str | None = None) -> None:
-        """Gives a name a value; with an index, an item of its array."""
+        """Sets a variable, or the item ``index`` of an array."""
         name, bracket, inner = name.partition("[")
         index = inner.removesuffix("]") if bracket else index
         if index is None:
@@ -165,7 +167,7 @@ class State:
         self.values[name] = Array({**array.items, key: text}, array.keyed, array.whole)
 
     def append(self, name: str, value: Text | Array) -> None:
-        """``NAME+=value``."""
+        """Appends to a variable, as ``NAME+=value`` does."""
         old = self.values.get(name)
         if isinstance(value, Array):
             array = self.array(name) or Array(keyed=value.keyed)
@@ -182,5 +184,5 @@ class State:
 
 
 def first_state() -> State:
-    """Returns what a shell knows at the first line of a script."""
+    """Returns the shell state at the first line of a script."""
     return State({"HOME": known(str(Path.home())), "PWD": known(str(Path.cwd())), "IFS": known(" \t\n")})

@@ -15,7 +15,7 @@ DEPTH = 50
 
 
 class UnknowableError(ValueError):
-    """A sum has something that only the run of a script can know, or is none."""
+    """A shell arithmetic expression has a value that only a run can know, or is malformed."""
 
 
 def _divided(a: int, b: int) -> int:
@@ -48,12 +48,12 @@ ASSIGN, QUESTION = 1, 2
 
 
 def whole(number: int) -> int:
-    """A number as 64 bits hold it."""
+    """Wraps an integer into the range of a signed 64-bit number, as a shell computes."""
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
-class Sum:
-    """Computes a sum of a shell.
+class Arithmetic:
+    """Parser and evaluator of a shell arithmetic expression (``$((…))``).
 
     Args:
         text: without any ``$``.
@@ -76,7 +76,7 @@ class Sum:
         self.at = 0
 
     def value(self) -> int:
-        """Returns the number.
+        """Evaluates the expression.
 
         Raises:
             UnknowableError: it is no sum, or nobody knows a name in it.
@@ -168,7 +168,7 @@ class Sum:
     def _read(self, name: str) -> int:
         if not self.live:
             return 0
-        return Sum(self.get(name), self.get, self.set, self.depth + 1).value()
+        return Arithmetic(self.get(name), self.get, self.set, self.depth + 1).value()
 
     def _set(self, name: str, number: int) -> int:
         if self.live:
@@ -177,7 +177,7 @@ class Sum:
 
 
 def number_of(text: str) -> int:
-    """The number that a shell's digits stand for: decimal, ``0x`` and ``0`` in front, or ``base#digits``."""
+    """Parses a shell number: decimal, ``0x`` and ``0`` in front, or ``base#digits``."""
     base, hash_, digits = text.partition("#")
     try:
         if hash_:

@@ -22,8 +22,8 @@ WORDS = (
 
 
 def prepared(text: str) -> tuple[str, list[int]]:
-    """Returns a script with plain line ends and without comments in the middle of a command, and the lines where such
-    comments stood. A last backslash, behind which nothing stands, is no part of anything."""
+    """Prepares a script for parsing: plain line ends, no comments within commands. Returns it with the lines of those
+    comments."""
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     text = re.sub(r"(?<!\\)((?:\\\\)*)\\\s*\Z", r"\1\n", text)
     lines = [text.count("\n", 0, at.start()) + 1 for at in COMMENT_INSIDE.finditer(text)]
@@ -31,7 +31,7 @@ def prepared(text: str) -> tuple[str, list[int]]:
 
 
 def tree(text: str, name: str) -> Node:
-    """Returns the root of a script's tree.
+    """Parses a shell script; returns the root of its syntax tree.
 
     Args:
         name: what an error calls it.
@@ -46,7 +46,7 @@ def tree(text: str, name: str) -> Node:
 
 
 def broken(name: str, node: Node) -> ConfigError:
-    """The error for a part of a script that is no shell."""
+    """Makes the error for a node of a script's syntax tree that is no valid shell."""
     return ConfigError(
         f"{name}, line {node.start_point[0] + 1}: this cannot be read as a shell reads it: {_first_line(node)}",
         "correct it where `bash -n` finds a fault in the script; or write the keys into a .txt file, one KEY=VALUE a "
@@ -92,4 +92,5 @@ def _is_open(node: Node) -> bool:
 
 
 def raw(node: Node) -> str:
+    """Returns a syntax node's source text."""
     return str(node.text.decode("utf-8"))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a text.
+    """A piece of a shell text: known, or as the script writes what cannot be known.
 
     Args:
         text: what it is, or how the script writes it if that is not known.
@@ -23,16 +23,18 @@ class Part:
 
 @dataclass(frozen=True)
 class Text:
-    """A text, in parts."""
+    """A shell text of known and unknown pieces (:class:`Part`)."""
 
     parts: tuple[Part, ...] = ()
 
     @property
     def known(self) -> bool:
+        """Whether every piece is known."""
         return all(part.known for part in self.parts)
 
     @property
     def given(self) -> bool:
+        """Whether a piece is a default that the script's caller may replace."""
         return any(part.given for part in self.parts)
 
     @property
@@ -41,8 +43,8 @@ class Text:
         return "".join(part.text for part in self.parts)
 
     @property
-    def is_surely_some(self) -> bool:
-        """Whether it cannot be empty."""
+    def is_nonempty(self) -> bool:
+        """Whether the text cannot be empty."""
         return any(part.text and (part.known or part.given) for part in self.parts)
 
     def __add__(self, other: Text) -> Text:
@@ -54,25 +56,26 @@ class Text:
 
 @dataclass(frozen=True)
 class Words:
-    """Several words in the place of one, as ``"${ARGS[@]}"`` has them."""
+    """Several shell words that one written word expands to, as ``"${ARGS[@]}"`` does."""
 
     words: tuple[Text, ...]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What a part of a word stands for; a quoted one is not split at blanks."""
+    """An expanded piece of a shell word; a quoted one is not split at blanks."""
 
     value: Text | Words
     quoted: bool = False
 
 
 def known(text: str) -> Text:
+    """Makes a shell text that is known."""
     return Text((Part(text),) if text else ())
 
 
 def unknown(source: str, given: bool = False) -> Text:
-    """A text that cannot be known here.
+    """Makes a shell text whose value cannot be known without a run.
 
     Args:
         source: how the script writes it.
@@ -85,6 +88,7 @@ BLANKS = " \t\n"
 
 
 def joined(texts: Iterable[Text], between: str = " ") -> Text:
+    """Joins shell texts with ``between``."""
     found = EMPTY
     for number, text in enumerate(texts):
         found = found + known(between) + text if number else text
@@ -92,7 +96,7 @@ def joined(texts: Iterable[Text], between: str = " ") -> Text:
 
 
 def as_text(pieces: Iterable[Piece]) -> Text:
-    """One text, as an assignment takes it: nothing is split."""
+    """Joins expanded pieces into one text, as a shell assignment does: nothing is split."""
     found = EMPTY
     for piece in pieces:
         found = found + (joined(piece.value.words) if isinstance(piece.value, Words) else piece.value)
@@ -100,7 +104,7 @@ def as_text(pieces: Iterable[Piece]) -> Text:
 
 
 def as_words(pieces: Iterable[Piece], blanks: str = BLANKS) -> list[Text]:
-    """The words of a command: what is not quoted is split at its blanks, and vanishes if it is empty.
+    """Splits expanded pieces into the words of a command: unquoted text at its blanks, and empty unquoted words vanish.
 
     Args:
         blanks: what ``IFS`` says is one.

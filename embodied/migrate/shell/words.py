@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from embodied.migrate.shell import patterns
-from embodied.migrate.shell.parameters import Reader, parameter
+from embodied.migrate.shell.parameters import WordExpander, parameter
 from embodied.migrate.shell.scan import UnclosedError, braces, skip
 from embodied.migrate.shell.state import State
 from embodied.migrate.shell.sums import UnknowableError
@@ -19,7 +19,7 @@ SIGNS = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "E"
 
 
 def words(raw: str, state: State) -> list[Text]:
-    """Returns the words that a word of a command stands for.
+    """Expands a raw shell word into the words of a command.
 
     Args:
         raw: as the script writes it.
@@ -38,12 +38,12 @@ def _braces(raw: str) -> list[str]:
 
 
 def text(raw: str, state: State) -> Text:
-    """Returns the one text that a word stands for, as an assignment takes it."""
+    """Expands a raw shell word into one text, as an assignment does."""
     return as_text(pieces(_home(raw), state))
 
 
 def pattern(raw: str, state: State, itself: Callable[[str], str] = patterns.itself) -> Text:
-    """Returns a pattern of which what is quoted stands for itself.
+    """Expands a raw shell word into a pattern, in which quoted text matches only itself.
 
     Args:
         itself: makes a pattern of a quoted text.
@@ -57,7 +57,7 @@ def _home(raw: str) -> str:
 
 
 def pieces(raw: str, state: State, in_quotes: bool = False) -> Iterator[Piece]:
-    """The parts of a word, with what they stand for.
+    """Expands a raw shell word piece by piece: quotes, parameters, substitutions.
 
     Args:
         in_quotes: the word stands within double quotes.
@@ -91,7 +91,7 @@ def _pieces(raw: str, state: State, in_quotes: bool) -> Iterator[Piece]:
 def _part(raw: str, at: int, state: State, in_quotes: bool) -> tuple[int, list[Piece]]:
     """Where a quoted part or a ``$…`` ends, and what it stands for."""
     if raw[at] == "$" and (name := NAMED.match(raw, at)):
-        return name.end(), parameter(name[1], name[0], Reader(state, _listed), in_quotes)
+        return name.end(), parameter(name[1], name[0], WordExpander(state, _listed), in_quotes)
     end = skip(raw, at, in_quotes)
     source = raw[at:end]
     if source[0] == "\\":
@@ -106,7 +106,7 @@ def _part(raw: str, at: int, state: State, in_quotes: bool) -> tuple[int, list[P
     if source.startswith("$'"):
         return end, [Piece(known(ANSI.sub(_ansi, source[2:-1])), True)]
     if source.startswith("${"):
-        return end, parameter(source[2:-1], source, Reader(state, _listed), in_quotes)
+        return end, parameter(source[2:-1], source, WordExpander(state, _listed), in_quotes)
     if inner_sum := _sum_in(source):
         return end, [Piece(_computed(inner_sum, source, state), in_quotes)]
     if len(source) == 1:  # a dollar that stands for itself

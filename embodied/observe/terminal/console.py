@@ -28,7 +28,7 @@ PLAIN_INTERVAL_S = 30.0
 
 
 class Console(Protocol):
-    """The one progress display of a run."""
+    """Interface of a run's progress display, of which there is one."""
 
     def say(self, text: str) -> None:
         """Print one line or paragraph as it is."""
@@ -74,7 +74,8 @@ def make_console(stream: TextIO | None = None) -> Console:
 
 
 def summary_line(summary: Mapping[str, float]) -> str:
-    """One iteration in one line. ``summary`` holds metrics by name, ``iteration`` and ``iterations``.
+    """Formats the metrics of an iteration in one line. ``summary`` holds metrics by name, ``iteration`` and
+    ``iterations``.
 
     >>> summary_line({"iteration": 3, "iterations": 100, "rollout/success_rate": 0.1875, "rollout/episodes": 64,
     ...               "rollout/zero_advantage_share": 0.5, "train/loss": -0.01234, "time/iteration_s": 41.23})
@@ -113,7 +114,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-class TerminalConsole:
+class TerminalConsole(Console):
     """Prints text above a live panel and bars. A bar is redrawn in place and vanishes with its phase."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -188,11 +189,11 @@ class TerminalConsole:
 
     def iteration(self, summary: Mapping[str, float]) -> None:
         if self._panel is not None:
-            self._panel.take(summary)
+            self._panel.update(summary)
         self.say(summary_line(summary))
 
 
-class PlainConsole:
+class PlainConsole(Console):
     """Prints one line per event, and one every ``interval_s`` for the innermost phase.
 
     ``clock`` gives seconds; tests pass their own.
@@ -277,7 +278,7 @@ class _Lines:
         self._console.say(self.phase.line())
 
 
-class NullConsole:
+class NullConsole(Console):
     """Prints nothing."""
 
     def say(self, text: str) -> None:

@@ -62,7 +62,7 @@ def _finite(values: Sequence[float]) -> list[float]:
 
 
 class Panel:
-    """The panel of a run.
+    """The panel of a run's newest numbers in the terminal.
 
     Args:
         title: the run's name.
@@ -82,8 +82,8 @@ class Panel:
         for row in rows:
             self._remember(row)
 
-    def take(self, summary: Values) -> None:
-        """Takes the metrics of an iteration, with ``iteration``, ``iterations`` and ``left_s``."""
+    def update(self, summary: Values) -> None:
+        """Updates the panel with the metrics of an iteration, with ``iteration``, ``iterations`` and ``left_s``."""
         self._remember(summary)
         self._now = dict(summary)
         self.outdated()
@@ -97,12 +97,12 @@ class Panel:
         if "eval/success_rate" in row:
             self._evaluation = dict(row)
 
-    def found(self, files: Mapping[str, Path]) -> None:
-        """Takes the newest file of each kind, e.g. ``checkpoint``."""
+    def set_files(self, files: Mapping[str, Path]) -> None:
+        """Updates the panel's newest file of each kind, e.g. ``checkpoint``."""
         self._files = dict(files)
 
     def outdated(self) -> None:
-        """Has the panel drawn anew: times have passed."""
+        """Marks the panel to be drawn anew: the times in it have passed."""
         self._drawn = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

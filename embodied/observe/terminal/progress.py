@@ -9,7 +9,7 @@ Fact = float | str
 
 
 class Phase:
-    """A phase of a run, e.g. a rollout of 64 episodes.
+    """The progress of a phase of a run, e.g. a rollout of 64 episodes.
 
     Args:
         name: text shown for the phase.
@@ -31,7 +31,7 @@ class Phase:
         self._first = self.share
 
     def advance(self, n: int = 1, **facts: Fact) -> None:
-        """Count ``n`` more as done.
+        """Counts ``n`` more items as done, and shows facts beside the count.
 
         ``facts`` are shown beside the count and stay until they are given again, e.g.
         ``success="12/30", env_steps_per_s=812.0`` → ``success 12/30  env steps per s 812``.
@@ -63,12 +63,12 @@ class Phase:
 
     @property
     def count(self) -> str:
-        """``48/64``, or empty if there is no total."""
+        """The count as text: ``48/64``, or empty if there is no total."""
         return f"{self.done}/{self.total}" if self.total is not None else ""
 
     @property
     def facts(self) -> str:
-        """Facts as they are shown."""
+        """The facts beside the count, as they are shown."""
         return shown_facts(self._facts)
 
     @property
@@ -78,13 +78,14 @@ class Phase:
         return f"about {duration(seconds)} left" if seconds else ""
 
     def line(self) -> str:
-        """``iteration 3/100 rollout: 48/64  success 12/48  elapsed 30.0 s  about 10 s left``."""
+        """Formats the phase in one line: ``iteration 3/100 rollout: 48/64  success 12/48  elapsed 30.0 s  about 10 s
+        left``."""
         parts = [self.count, self.facts, f"elapsed {self.elapsed_s:.1f} s", self.left]
         return f"{self.name}: " + "  ".join(filter(None, parts))
 
 
 def duration(seconds: float) -> str:
-    """Seconds as short text for a person.
+    """Formats seconds as short text for a person.
 
     >>> [duration(s) for s in (0.2, 47, 330, 5000, 200000)]
     ['1 s', '47 s', '6 min', '1.4 h', '56 h']
@@ -98,12 +99,12 @@ def duration(seconds: float) -> str:
 
 
 def shown_facts(facts: Mapping[str, Fact]) -> str:
-    """``success 12/30  env steps per s 812``."""
+    """Formats facts in one line: ``success 12/30  env steps per s 812``."""
     return "  ".join(f"{name.replace('_', ' ')} {shown_number(value)}" for name, value in facts.items())
 
 
 def shown_number(value: Fact) -> str:
-    """Number with three significant digits, without exponent at usual sizes: 0.0123, 1.5, 812, 12345."""
+    """Formats a number with three significant digits, without exponent at usual sizes: 0.0123, 1.5, 812, 12345."""
     if isinstance(value, str):
         return value
     return f"{value:.0f}" if 100 <= abs(value) < 1e6 else f"{value:.3g}"

@@ -38,7 +38,7 @@ Look = Callable[[], Mapping[str, Path]]
 
 
 class Terminal(RichConsole):
-    """A terminal whose cursor stays where it can be seen."""
+    """A rich console that never leaves the terminal's cursor hidden."""
 
     def show_cursor(self, show: bool = True) -> bool:
         return False
@@ -169,7 +169,7 @@ class Screen:
             try:
                 if monotonic() - looked >= LOOK_S:
                     looked = monotonic()
-                    self._panel.found(self._look())
+                    self._panel.set_files(self._look())
                 if not self._outlet.busy:
                     self._panel.outdated()
                     self._live.refresh()

@@ -17,7 +17,7 @@ _LOCAL = 3  # index of the local modes in what termios returns
 
 @contextmanager
 def drawing(stream: IO[str]) -> Iterator[None]:
-    """Keeps the text on its way to the terminal whole while entered, also when Ctrl-C is pressed.
+    """Context that keeps Ctrl-C from destroying what is being drawn on a terminal.
 
     A terminal drops what it has not shown yet at Ctrl-C (``NOFLSH`` of termios(3)) and writes ``^C`` where its cursor
     stands. Half of a drawing is then lost, the next one moves up by lines that were never shown, and the rest of a

@@ -34,7 +34,7 @@ _FIRST_LINE, _LAST_LINE = "\u2500", "\u259f"  # lines of tables, bars and blocks
 
 
 def for_person() -> None:
-    """Lets standard output and error take every text, in the encoding of the terminal.
+    """Makes standard output and error take every text, in the encoding of the person's terminal.
 
     One that is closed leads to nowhere: a file that is opened later would otherwise get its number, and the text.
     """
@@ -46,7 +46,7 @@ def for_person() -> None:
 
 
 def for_log() -> None:
-    """Lets standard output and error write UTF-8, whatever a simulator or a package prints."""
+    """Makes standard output and error write UTF-8, whatever a simulator or a package prints."""
     _open_all()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -19,7 +19,7 @@ MOST_FRAMES = 150
 
 
 class Client(Protocol):
-    """One run at one service. ``place`` says where the user finds it, or nothing."""
+    """Interface of a client of a tracking service, for one run. ``place`` says where the user finds it, or nothing."""
 
     place: str
 
@@ -35,7 +35,7 @@ class Client(Protocol):
 
 
 class Wandb:
-    """Weights & Biases. It ignores steps below the last one, so metrics, which come last, close a step."""
+    """Client of Weights & Biases. It ignores steps below the last one, so metrics, which come last, close a step."""
 
     def __init__(self, run: Mapping[str, Any]) -> None:
         import wandb
@@ -63,7 +63,7 @@ class Wandb:
 
 
 class SwanLab:
-    """SwanLab. Of videos it takes GIFs alone."""
+    """Client of SwanLab. Of videos it takes GIFs alone."""
 
     def __init__(self, run: Mapping[str, Any]) -> None:
         import swanlab
@@ -95,7 +95,7 @@ class SwanLab:
 
 
 class MLflow:
-    """MLflow: a database in the run's folder, unless ``MLFLOW_TRACKING_URI`` names a server."""
+    """Client of MLflow: a database in the run's folder, unless ``MLFLOW_TRACKING_URI`` names a server."""
 
     def __init__(self, run: Mapping[str, Any]) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -145,7 +145,7 @@ class MLflow:
 
 
 class Trackio:
-    """Trackio knows a run by its name, so the name holds the id."""
+    """Client of Trackio, which knows a run by its name, so the name holds the id."""
 
     def __init__(self, run: Mapping[str, Any]) -> None:
         import trackio
@@ -183,7 +183,7 @@ def as_gif(video: Path) -> bytes:
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields ``(dotted key, value)``; lists are written as JSON."""
+    """Flattens a nested configuration to ``(dotted key, value)``; lists are written as JSON."""
     for key, value in config.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")

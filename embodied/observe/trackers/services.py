@@ -43,7 +43,7 @@ PRIORITY = 10  # niceness, so that the run goes first
 
 @dataclass(frozen=True)
 class About:
-    """What services are told of a run."""
+    """Facts on a run that tracking services show: name, project, group, configuration."""
 
     name: str = "run"
     project: str = "embodied"
@@ -65,7 +65,7 @@ def check_installed(backends: Sequence[str]) -> None:
 
 
 class Service:
-    """One service. No method raises, none waits but :meth:`close`.
+    """A tracking service, whose client runs in a process of its own. No method raises, none waits but :meth:`close`.
 
     Args:
         name: one of :data:`SERVICES`.
@@ -117,7 +117,7 @@ class Service:
         self._send("video", {"step": step, "name": name, "file": str(file.absolute())})
 
     def end(self) -> None:
-        """Lets it finish; :meth:`close` waits for that."""
+        """Tells the service to finish what was logged; :meth:`close` waits for that."""
         self._look()
         if not self._ending:
             self._ending = True
@@ -142,7 +142,7 @@ class Service:
         self._kill()
 
     def kill(self) -> None:
-        """Ends it at once."""
+        """Kills the client's process at once."""
         self._ending = self._off = True
         self._kill()
         with suppress(queue.Full):

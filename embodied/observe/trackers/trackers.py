@@ -134,7 +134,7 @@ class Trackers:
 
     @property
     def services(self) -> dict[str, Service]:
-        """The services among them, by name."""
+        """The tracking services among the trackers, by name."""
         return {name: one for name, one in self._named.items() if isinstance(one, Service) and one in self._trackers}
 
     def finish(self, patience: Callable[[float], bool]) -> None:
@@ -146,7 +146,7 @@ class Trackers:
             service.close(lambda _: patience(time.monotonic() - began))
 
     def kill(self) -> None:
-        """End the services at once."""
+        """Kills the clients of tracking services at once."""
         for service in self.services.values():
             service.kill()
 

@@ -40,7 +40,7 @@ _HOLD_S = 1.0  # last picture of the longest episode, before a player begins ane
 
 @dataclass(frozen=True)
 class Tile:
-    """An episode in the grid."""
+    """An episode's video in the grid, with its label and outcome."""
 
     video: Path
     success: bool
@@ -48,7 +48,8 @@ class Tile:
 
 
 def write_grid(tiles: Sequence[Tile], path: Path, goes_on: Callable[[], bool] = lambda: True) -> bool:
-    """Writes the grid of up to :data:`MOST_TILES` tiles, spread evenly over ``tiles``, whole or not at all.
+    """Writes a video of up to :data:`MOST_TILES` episodes side by side, spread evenly over ``tiles``, whole or not at
+    all; returns whether it was written.
 
     Tiles are 64 to 256 pixels wide and the file has at most :data:`MOST_BYTES` bytes.
 
@@ -94,7 +95,7 @@ def spread(tiles: Sequence[Tile], most: int) -> list[Tile]:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the tiles stand. All sizes in pixels, and even."""
+    """Grid layout of a video of episodes side by side. All sizes in pixels, and even."""
 
     columns: int
     rows: int
@@ -103,7 +104,7 @@ class Layout:
 
     @classmethod
     def of(cls, sizes: Sequence[tuple[int, int]], share: float) -> Layout:
-        """The layout of videos with these (width, height).
+        """Computes the layout for videos of these (width, height).
 
         Args:
             share: 1.0 = as large as can be.
@@ -122,17 +123,18 @@ class Layout:
 
     @property
     def step(self) -> tuple[int, int]:
-        """From one tile to the next."""
+        """Pixels from one tile to the next, (x, y)."""
         return self.width + 2 * _FRAME + _GAP, self.height + _HEAD + _FRAME + _GAP
 
     def at(self, number: int) -> tuple[int, int]:
-        """Left and top of the video of a tile."""
+        """Returns left and top, pixels, of the video of tile ``number``."""
         across, down = self.step
         row, column = divmod(number, self.columns)
         return _GAP + column * across + _FRAME, _GAP + row * down + _HEAD
 
     def background(self, tiles: Sequence[Tile]) -> Image.Image:
-        """What stands around the videos: a frame and a head in the outcome's colour, with its sign and the label."""
+        """Draws what stands around the videos: a frame and a head in the outcome's colour, with its sign
+        and the label."""
         from PIL import Image, ImageDraw, ImageFont
 
         picture = Image.new("RGB", self.size, _BACKGROUND)

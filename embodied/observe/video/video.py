@@ -34,19 +34,19 @@ _ENCODER = ["-preset", "veryfast", "-crf", "23", "-threads", "1"]
 
 @dataclass(frozen=True)
 class Video:
-    """How an episode is recorded."""
+    """Settings of an episode's video: file, text on it, frame interval."""
 
     file: str
     info: bool = True  # instruction, step, return and decision stand below the pictures
     frame_interval: int | None = 1  # control steps between two pictures; None = those that the policy sees
 
     def absolute(self) -> Video:
-        """The same where a simulator changes its process's folder."""
+        """Returns the same with an absolute path, for simulators that change their process's folder."""
         return replace(self, file=os.path.abspath(self.file))
 
 
 class VideoWriter:
-    """One episode → one h264 mp4 (yuv420p, even sizes).
+    """Writes an episode's pictures to an mp4 file (h264, yuv420p, even sizes).
 
     The file has another name until :meth:`close` renames it, so that a file with the final name is always whole. As a
     context manager, the writer closes after the block and aborts if the block raised.
@@ -81,7 +81,7 @@ class VideoWriter:
         self._make_folder()
 
     def add(self, frame: np.ndarray, step: int, reward: float, success: bool, note: str = "") -> None:
-        """Append a picture.
+        """Appends a picture uint8 [H, W, 3], with step, reward and success as text on it.
 
         Args:
             frame: uint8 [H, W, 3], of one size throughout the episode.
@@ -125,7 +125,7 @@ class VideoWriter:
             settle(self._aside, self._path)
 
     def abort(self) -> None:
-        """Delete the recording."""
+        """Deletes the unfinished file."""
         if self._encoder is not None:
             self._encoder.close()
             self._encoder = None

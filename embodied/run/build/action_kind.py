@@ -18,7 +18,7 @@ SAMPLED = ("do_sample", "temperature", "top_k", "top_p")
 
 
 class ActionKind(Protocol):
-    """The questions of a run that robots and texts answer differently."""
+    """Answers the questions about a run that differ between envs of robots and of texts."""
 
     @property
     def has_steps(self) -> bool:
@@ -30,11 +30,11 @@ class ActionKind(Protocol):
         """Returns whether prompts and demonstrated answers are rows of files, where robots have scenes and episodes."""
         ...
 
-    def max_steps(self, asked: int, usual: int) -> int:
-        """Returns the limit of an episode.
+    def max_steps(self, configured: int, usual: int) -> int:
+        """Returns the step limit of an episode: ``configured`` if it is set, else the env's own ``usual`` one.
 
         Args:
-            asked: the limit that the configuration sets.
+            configured: the limit that the configuration sets.
             usual: the env's own limit.
         """
         ...
@@ -44,7 +44,7 @@ class ActionKind(Protocol):
         ...
 
     def refuse_texts(self, error: EmbodiedError) -> None:
-        """Raises ``error`` if the env takes text."""
+        """Raises ``error`` if the env is one of texts."""
         ...
 
     def read_demonstrations(self, config: schema.Config, spec: EnvSpec, kwargs: Mapping[str, Any]) -> Demonstrated:
@@ -70,12 +70,13 @@ class ActionKind(Protocol):
         """
         ...
 
-    def not_demonstrated(self, tasks: Sequence[str], shown: Iterable[str]) -> list[list[str]]:
-        """Returns the summary's row of an evaluation's tasks that are not among the instructions ``shown``."""
+    def not_demonstrated(self, tasks: Sequence[str], instructions: Iterable[str]) -> list[list[str]]:
+        """Returns the summary's row of an evaluation's tasks that are not among the instructions ``instructions``."""
         ...
 
     def longest_prompt(self, tasks: Sequence[str], known: Iterable[str], most: Callable[[], str]) -> str:
-        """Returns the longest instruction that a policy gets.
+        """Returns the longest instruction that a policy is given: of ``tasks``, else of the ``known`` prompts, else of
+        the ``most`` that it takes.
 
         Args:
             tasks: of the env.
@@ -93,7 +94,7 @@ class ActionKind(Protocol):
         ...
 
     def video(self, file: str) -> str | None:
-        """Returns the file of an episode's video; None if there is nothing to see."""
+        """Returns the file of an episode's video; None for texts, of which there is nothing to see."""
         ...
 
     def kept_texts(self, count: int) -> int:
@@ -105,14 +106,14 @@ class ActionKind(Protocol):
         ...
 
 
-class RobotKind:
-    """Kind of a robot: the policy moves it by numbers, or by one of N actions."""
+class RobotKind(ActionKind):
+    """Answers for envs of robots: the policy moves them by numbers, or by one of N actions."""
 
     has_steps = True
     from_rows = False
 
-    def max_steps(self, asked: int, usual: int) -> int:
-        return asked
+    def max_steps(self, configured: int, usual: int) -> int:
+        return configured
 
     def check_keys(self, config: schema.Config) -> None:
         _refuse_keys_of_texts(config)
@@ -127,8 +128,8 @@ class RobotKind:
         episodes = f"{count} of {prompts} tasks, {held_out} more for validation"
         return [["episodes", episodes], ["samples", samples]]
 
-    def not_demonstrated(self, tasks: Sequence[str], shown: Iterable[str]) -> list[list[str]]:
-        known = set(shown)
+    def not_demonstrated(self, tasks: Sequence[str], instructions: Iterable[str]) -> list[list[str]]:
+        known = set(instructions)
         without = [task for task in tasks if task not in known]
         text = f"{len(without)}, e.g. {without[0]!r}" if without else ""
         return [["tasks of env.eval without a demonstration", text]] if without else []
@@ -152,14 +153,14 @@ class RobotKind:
         return env if isinstance(env, Expert) else None
 
 
-class TextKind:
-    """Kind of an env of texts, which the policy writes."""
+class TextKind(ActionKind):
+    """Answers for envs of texts, which the policy writes."""
 
     has_steps = False
     from_rows = True
 
-    def max_steps(self, asked: int, usual: int) -> int:
-        return min(asked, usual)  # sizes for robots, e.g. of experiment=laptop, allow more
+    def max_steps(self, configured: int, usual: int) -> int:
+        return min(configured, usual)  # sizes for robots, e.g. of experiment=laptop, allow more
 
     def check_keys(self, config: schema.Config) -> None:
         pass
@@ -173,7 +174,7 @@ class TextKind:
     def demonstrated(self, count: int, prompts: int, held_out: int, samples: str) -> list[list[str]]:
         return [["answers", f"{count} to {prompts} prompts, {held_out} more for validation"]]
 
-    def not_demonstrated(self, tasks: Sequence[str], shown: Iterable[str]) -> list[list[str]]:
+    def not_demonstrated(self, tasks: Sequence[str], instructions: Iterable[str]) -> list[list[str]]:
         return []
 
     def longest_prompt(self, tasks: Sequence[str], known: Iterable[str], most: Callable[[], str]) -> str:
@@ -199,7 +200,7 @@ ROBOT, TEXT = RobotKind(), TextKind()
 
 
 def kind_of(spec: EnvSpec) -> ActionKind:
-    """Returns the kind for an env's actions."""
+    """Chooses robot or text by the action of an env's spec."""
     return TEXT if isinstance(spec.action, TextAction) else ROBOT
 
 

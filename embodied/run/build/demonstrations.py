@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from embodied import instructions, schema
-from embodied.data.demonstrations import Demonstration, Wanted, check_fit
+from embodied.data.demonstrations import Demonstration, FieldSelection, check_fit
 from embodied.data.reading import read
 from embodied.data.samples import hold_out
 from embodied.data.texts.reading import Reader
-from embodied.data.texts.text import Columns, Written
+from embodied.data.texts.text import Columns, DemonstratedAnswer
 from embodied.errors import ConfigError, DatasetError
 from embodied.rows.hub import WHOLE, Part
 from embodied.schema.rules.derived_keys import custom_name
@@ -23,12 +23,12 @@ from embodied.types import EnvSpec
 class Demonstrated:
     """The demonstrations of a supervised run, which fit its env: episodes, or answers to an env of texts."""
 
-    train: Sequence[Demonstration] | Sequence[Written]
-    held_out: Sequence[Demonstration] | Sequence[Written]
+    train: Sequence[Demonstration] | Sequence[DemonstratedAnswer]
+    held_out: Sequence[Demonstration] | Sequence[DemonstratedAnswer]
 
 
 def read_episodes(config: schema.Config, spec: EnvSpec, kwargs: Mapping[str, Any]) -> Demonstrated:
-    """Reads episodes of robots.
+    """Reads the demonstrated episodes of robots that a supervised run learns from.
 
     Args:
         kwargs: keyword arguments of the env.
@@ -58,10 +58,10 @@ def _asked_of(episode: Demonstration, env: EnvSpec) -> Demonstration:
     return replace(episode, fields=kept)
 
 
-def wanted_of(data: schema.DataConfig, spec: EnvSpec) -> Wanted:
+def wanted_of(data: schema.DataConfig, spec: EnvSpec) -> FieldSelection:
     """Returns which fields of demonstrations are read for an env."""
     told = data.instruction or (spec.tasks[0] if len(spec.tasks) == 1 else None)
-    return Wanted(spec.cameras, data.camera_keys, data.state_keys, told, data.action_key, data.rotate_images)
+    return FieldSelection(spec.cameras, data.camera_keys, data.state_keys, told, data.action_key, data.rotate_images)
 
 
 def _check_once(paths: Sequence[str]) -> None:
@@ -77,7 +77,7 @@ def _check_once(paths: Sequence[str]) -> None:
 
 
 def reader_of(data: schema.DataConfig) -> Reader:
-    """Makes the reader of demonstrated answers."""
+    """Makes the reader of demonstrated prompt-answer pairs that the configuration describes."""
     columns = Columns(
         data.prompt_key, data.response_key, data.messages_key or "messages", data.system_prompt, data.image_key
     )
@@ -86,7 +86,7 @@ def reader_of(data: schema.DataConfig) -> Reader:
 
 
 def read_texts(config: schema.Config) -> Demonstrated:
-    """Reads demonstrated answers. Raises :class:`DatasetError`."""
+    """Reads the demonstrated prompt-answer pairs that a supervised run learns from. Raises :class:`DatasetError`."""
     data, reader = config.data, reader_of(config.data)
     paths, part = data.train_data_paths, Part.of(data.train_subset, data.train_split, data.train_revision)
     validation = Part.of(data.val_subset, data.val_split, data.val_revision)

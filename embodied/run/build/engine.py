@@ -31,7 +31,7 @@ MAX_GAP_ROUNDED = 0.1  # default where the engine computes, or its weights trave
 def open_engine(
     config: schema.Config, processes: Group, model: Model, folder: Path, console: Console
 ) -> Iterator[Engine | None]:
-    """Gives the engine of this process, which starts when it is first needed, until the block ends; None with
+    """Opens the inference engine of this process, which starts when it is first needed, until the block ends; None with
     ``rollout.backend=native``.
 
     Args:
@@ -74,7 +74,7 @@ def _evidence(rollout: schema.RolloutConfig, processes: Group) -> Evidence:
 
 
 def check_policy(rollout: schema.RolloutConfig, model: Model) -> ServedByEngine:
-    """Returns the policy if an engine can serve it.
+    """Returns the policy as one that an inference engine can serve. Raises :class:`ConfigError` if it is none.
 
     Raises:
         ConfigError: it is no language model, has a value head, or is shared out over several processes.
@@ -107,7 +107,8 @@ def max_gap(config: schema.Config, policy: Policy) -> float:
 
 
 def options(rollout: schema.RolloutConfig) -> dict[str, object]:
-    """Returns the engine's arguments that are set; the engine chooses the others itself."""
+    """Collects the inference engine's own arguments that the configuration sets; the engine chooses the
+    others itself."""
     own = rollout.vllm
     given = {
         "block_size": own.block_size,

@@ -62,17 +62,17 @@ def _has_package(rollout: schema.RolloutConfig) -> bool:
 
 
 def interpreter(rollout: schema.RolloutConfig) -> str:
-    """Returns the engine's Python."""
+    """Returns the Python interpreter that the inference engine runs in."""
     return rollout.python or sys.executable
 
 
 def command(rollout: schema.RolloutConfig) -> tuple[str, ...]:
-    """Returns the command that starts the engine's process."""
+    """Returns the command line that starts the inference engine's process."""
     return interpreter(rollout), str(SERVE), rollout.backend
 
 
 def remedy(rollout: schema.RolloutConfig) -> str:
-    """Returns the fix for an engine that does not start."""
+    """Returns the fix for an inference engine that does not start."""
     package = rollout.backend
     return (
         f"read the error above; if {package} is missing or does not fit its environment, install it in one of its own "
@@ -82,7 +82,7 @@ def remedy(rollout: schema.RolloutConfig) -> str:
 
 
 def environment(rollout: schema.RolloutConfig, gpu: int | None) -> dict[str, str]:
-    """Returns the environment of the engine's process.
+    """Returns the environment variables of the inference engine's process.
 
     Args:
         gpu: which of the visible GPUs this process computes on; None = leave them as they are. An engine that splits

@@ -22,7 +22,8 @@ from embodied.types import EnvSpec
 
 @dataclass(frozen=True)
 class ConfiguredEnv:
-    """``env.train`` or ``env.eval`` with what its env offers. Sides of equal ``identity`` can share their workers."""
+    """One configured env of a run, ``env.train`` or ``env.eval``, with what its class offers. Sides of equal
+    ``identity`` can share their workers."""
 
     name: str
     config: schema.EnvSideConfig
@@ -40,7 +41,7 @@ class ConfiguredEnv:
 
 
 class Sides(NamedTuple):
-    """The envs of a run."""
+    """The envs of a run, for training and for evaluations."""
 
     train: ConfiguredEnv
     eval: ConfiguredEnv
@@ -62,6 +63,7 @@ class Checked:
 
     @property
     def sides(self) -> Sides:
+        """Both envs of the run, for training and for evaluations."""
         return Sides(self.train, self.eval)
 
 

@@ -30,7 +30,8 @@ from embodied.types import EnvSpec, EpisodeResult
 
 @dataclass(frozen=True)
 class Answers:
-    """Keeps prompt and last answer of each episode that ends, while its last row still stands in the slab.
+    """Collects, for a reward model, prompt and last answer of each episode that ends, while its last row still stands
+    in the slab.
 
     Args:
         arrays: the slab's.
@@ -50,7 +51,7 @@ class Answers:
 
 
 class ModelReward:
-    """Scores the answers of rollouts.
+    """Scores rollouts' text answers with a reward model and adds the weighted scores to the rewards.
 
     Args:
         weight: factor on a score.
@@ -63,7 +64,7 @@ class ModelReward:
         self._model, self._weight, self._held = model, weight, held
 
     def describe(self) -> Mapping[str, str]:
-        """A few facts for the console."""
+        """Returns a few facts on the reward model for the console."""
         return {**self._model.describe(), **({"processes": self._held} if self._held else {})}
 
     def __call__(
@@ -99,7 +100,7 @@ class ModelReward:
 
 
 class TogetherReward(ModelReward):
-    """Scores the answers of all processes at one time: each holds a part of the reward model."""
+    """Scores the answers of all processes at one time with a reward model of which each process holds a part."""
 
     together = True
 

@@ -133,7 +133,8 @@ def device_of(runner: schema.RunnerConfig, processes: Group) -> torch.device:
 
 
 def make_policy(config: schema.Config, device: torch.device) -> Policy:
-    """Builds the policy on ``device``, with the weights that the model's own keys name, not bound to an env."""
+    """Builds the policy on ``device``, with the weights that the model's own keys name; it is not bound to
+    an env yet."""
     model = config.actor.model
     seed_generators(config.runner.seed)
     policy = schema.load_target(model.target, "actor.model._target_")(**schema.target_kwargs(model, "actor.model"))
@@ -160,7 +161,7 @@ def reproducible_arithmetic() -> None:
 
 
 def sampling(config: schema.EvalSamplingConfig, logprob_dtype: str = "float32") -> Sampling:
-    """Returns how actions are drawn, as the runtime and the learner read it.
+    """Returns the sampling settings of actions in the form that the runtime and the learner read.
 
     Args:
         logprob_dtype: of a training, ``algorithm.logprob_dtype``; nothing reads an evaluation's log-probs.
@@ -183,7 +184,8 @@ def sampling(config: schema.EvalSamplingConfig, logprob_dtype: str = "float32") 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The derived numbers of a run, which ``runner.dry_run`` prints and which size the slab."""
+    """Derived sizes of a run: episodes, groups, slab rows, optimizer steps. ``runner.dry_run`` prints them, and they
+    size the slab."""
 
     episodes: int  # episodes in an iteration, over all ranks
     groups: int
@@ -194,7 +196,7 @@ class Sizes:
 
 
 def sizes(config: schema.Config, sides: Sides, processes: Group, spec: PolicySpec) -> Sizes:
-    """Computes the derived numbers of a run."""
+    """Computes the derived sizes of a run."""
     hosts = processes.of("rollout")
     episodes = schema.episodes_per_iteration(config)
     records = episodes * -(-sides.train.max_steps // spec.num_action_chunks)

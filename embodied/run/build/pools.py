@@ -17,7 +17,7 @@ from embodied.runtime.worker.reward import ShapedReward
 
 
 def pool_config(side: ConfiguredEnv, slots: int, config: schema.Config, logs: Path, processes: Group) -> PoolConfig:
-    """Translates the configuration of a side, with ``slots`` env slots in this process, for the pool."""
+    """Makes the worker pool's settings for a side of the configuration, with ``slots`` env slots in this process."""
     env, commands, completions = config.env, config.rollout.channel, config.env.channel
     return PoolConfig(
         num_slots=slots, num_workers=workers_of(side, config, slots, processes), env_target=side.config.target,
@@ -33,7 +33,7 @@ def pool_config(side: ConfiguredEnv, slots: int, config: schema.Config, logs: Pa
 
 
 def reward_of(side: schema.EnvSideConfig) -> ShapedReward:
-    """Returns the rule by which a side's rewards count."""
+    """Makes the reward of a side's control steps: sparse or dense, scaled, absolute or relative."""
     return ShapedReward(side.reward_mode, side.reward_coef, side.use_rel_reward)
 
 

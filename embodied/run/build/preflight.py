@@ -22,7 +22,7 @@ from embodied.schema.compose.compose import Composed
 
 
 class Rules:
-    """The rules of a configuration, in order; each raises :class:`EmbodiedError` if it is broken.
+    """Checks a configuration rule by rule, in order; each rule raises :class:`EmbodiedError` if it is broken.
 
     Call a rule before taking the next: which rules follow depends on the sides that could be made. The first that
     raises ends a run (:func:`check`); who goes on (the doctor) gets all that can still be asked.
@@ -126,7 +126,8 @@ def _check_checkpoint(path: str | None) -> None:
 
 
 def check_held_out(config: schema.Config, *sides: ConfiguredEnv) -> None:
-    """Refuses to hold out initial states that are not there. Raises :class:`ConfigError`."""
+    """Refuses ``protocol.held_out_states`` that leave a task without initial states to train from. Raises
+    :class:`ConfigError`."""
     held_out = config.protocol.held_out_states
     for side in sides if held_out else ():
         side.kind.refuse_texts(ConfigError(
@@ -142,6 +143,7 @@ def check_held_out(config: schema.Config, *sides: ConfiguredEnv) -> None:
 
 
 def check_penalty(config: schema.Config, side: ConfiguredEnv) -> None:
+    """Refuses a length penalty that every episode of robots would get. Raises :class:`ConfigError`."""
     penalty = config.reward.overlong_penalty
     if not side.kind.has_steps:
         return  # it counts tokens, and how many there may be the policy says

@@ -24,7 +24,7 @@ def add_up(stats: Sequence[RolloutStats]) -> RolloutStats:
 
 
 def of_problems(env: Env, failures: int, side: str = "rollout") -> dict[str, float]:
-    """Returns the metrics of failed verdicts and skipped problems, if the env counts them.
+    """Returns metrics of text envs: failed verdicts, skipped problems. Empty if the env counts none.
 
     Args:
         failures: verdicts that failed.
@@ -37,7 +37,7 @@ def of_problems(env: Env, failures: int, side: str = "rollout") -> dict[str, flo
 
 
 def failed_verdicts(failures: float, answers: float) -> str:
-    """Returns the line that says how often a verifier could not judge an answer."""
+    """Formats a line that says how often a verifier could not judge an answer."""
     return (
         f"  {failures:.0f} verdicts failed on {answers:.0f} answers, and an answer without a verdict counts as wrong: "
         "the verifier raised an error, gave no finite number, or was not done in time. logs/ of the run folder says why"

@@ -64,7 +64,7 @@ def open_files(config: schema.Config, train: ConfiguredEnv, evaluation: Configur
 
 
 def check(config: schema.Config, processes: Group) -> None:
-    """Refuses what cannot be shared: each process hosts equally many slots and runs equally many groups of episodes."""
+    """Refuses numbers of slots and groups that the processes cannot share equally."""
     hosts, learners = processes.of("rollout"), processes.of("train")
     if processes.size > 1 and config.runner.task.records:
         raise ConfigError(

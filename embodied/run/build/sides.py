@@ -10,7 +10,7 @@ from embodied.run.build.given import ConfiguredEnv
 
 
 def make_side(name: str, side: schema.EnvSideConfig) -> ConfiguredEnv:
-    """Constructs the env of a side and asks what it offers.
+    """Constructs the env of a configured side, without building a simulator, and reads what it offers.
 
     Args:
         name: of the side, for messages.

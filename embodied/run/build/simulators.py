@@ -41,7 +41,7 @@ MAX_POLICY_BATCH = 8  # rows of a policy call unless rollout.policy_batch is set
 
 @dataclass
 class Workers:
-    """A pool of env workers, its slab, and the rollout that drives it."""
+    """The env workers of one side, with their slab and the rollout that drives them."""
 
     identity: str
     pool: Pool
@@ -67,7 +67,7 @@ class Workers:
         self, plan: Sequence[Episode], job: Job, name: str, reporter: Reporter,
         on_episode: Callable[[EpisodeResult], None] = lambda result: None,
     ) -> tuple[list[EpisodeResult], RolloutStats]:  # fmt: skip
-        """Runs ``plan`` under a progress bar called ``name``.
+        """Runs the episodes of ``plan`` on the workers, under a progress bar called ``name``.
 
         Args:
             on_episode: given each episode that ends, while its last row still stands in the slab.
@@ -113,7 +113,7 @@ class Simulators:
         self._learns = model.policy if learns is None else learns
 
     def open(self, side: ConfiguredEnv, rows: int, own_slots: int | None = None, live: bool = False) -> Workers:
-        """Starts the workers of a side, with a slab of ``rows`` records.
+        """Starts env workers for a side, with a slab of ``rows`` records.
 
         Args:
             own_slots: env slots that they have; None = as many as the side is configured with. The policy is asked in
@@ -174,7 +174,7 @@ class Simulators:
         )  # fmt: skip
 
     def gather(self, stop: Interruptible, work: Callable[[], T]) -> list[T]:
-        """Runs ``work`` in every process; returns what it gave in each, by rank.
+        """Runs ``work`` in every process and gathers the results by rank.
 
         Raises:
             Stopped: in all processes; a signal has ended ``work`` in one.
@@ -254,14 +254,14 @@ def _schedule(config: schema.Config, slots: int) -> Schedule:
 
 
 def rows_of_call(policy: Policy, rollout: schema.RolloutConfig, slots: int) -> int:
-    """Returns how many rows a call of the policy has at most; of one that decodes, its lanes."""
+    """Returns the most rows that a policy call has; of a policy that decodes, its lanes."""
     if isinstance(policy, Decodes):
         return rollout.policy_batch or min(slots, MAX_LANES)
     return policy_batch(rollout, slots)
 
 
 def policy_batch(rollout: schema.RolloutConfig, slots: int) -> int:
-    """Returns the rows of one policy call, for the slots of a process."""
+    """Returns the rows of one policy call (``rollout.policy_batch``), for ``slots`` env slots of a process."""
     return rollout.policy_batch or min(slots, MAX_POLICY_BATCH)
 
 

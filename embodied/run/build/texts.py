@@ -25,7 +25,7 @@ from embodied.types import EnvSpec, EpisodeResult
 
 
 class Generations:
-    """Keeps the last answer of the first ``most`` episodes of an evaluation's plan.
+    """Keeps, for ``generations/``, the last answer of the first ``most`` episodes of an evaluation's plan.
 
     Args:
         arrays: the slab's.
@@ -63,7 +63,7 @@ def last_answer(env: EnvSpec, arrays: Mapping[str, np.ndarray], result: EpisodeR
 
 @dataclass(frozen=True)
 class Details:
-    """Details that are shown of an answer, besides its text.
+    """Chooses what is recorded of an answer beside its text: the full prompt, tokens with their log-probs.
 
     Args:
         policy: what has answered; None = nothing is shown.
@@ -112,10 +112,11 @@ class Details:
         return found
 
 
-def write(file: Path, kept: list[dict[str, Any]], protocol: Mapping[str, str | None]) -> None:
-    """Writes answers of all processes, in the plan's order, each with name and hash of the evaluation's protocol."""
+def write(file: Path, answers: list[dict[str, Any]], protocol: Mapping[str, str | None]) -> None:
+    """Writes the kept answers of all processes to ``file``, in the plan's order, each with name and hash of the
+    evaluation's protocol."""
     file.parent.mkdir(exist_ok=True)
-    ordered = sorted(kept, key=lambda one: one["episode"])
+    ordered = sorted(answers, key=lambda one: one["episode"])
     lines = [_line({**one, "protocol": protocol}) for one in ordered]
     file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
@@ -130,11 +131,11 @@ def _line(answer: Mapping[str, Any]) -> str:
     return line
 
 
-def generations_table(kept: list[dict[str, Any]]) -> tuple[str, list[str], list[list[Cell]]]:
-    """Returns answers as a table of trackers: its name, its columns, its rows. A conversation is written as JSON."""
+def generations_table(answers: list[dict[str, Any]]) -> tuple[str, list[str], list[list[Cell]]]:
+    """Makes the trackers' table of kept answers: its name, its columns, its rows. A conversation is written as JSON."""
     columns = ["episode", "prompt", "response", "reward", "success"]
     rows = []
-    for one in sorted(kept, key=lambda one: one["episode"]):
+    for one in sorted(answers, key=lambda one: one["episode"]):
         prompt = one["prompt"] if isinstance(one["prompt"], str) else json.dumps(one["prompt"], ensure_ascii=False)
         rows.append([one["episode"], prompt, one["response"], one["reward"], one["success"]])
     return "eval/generations", columns, rows

@@ -39,7 +39,7 @@ Place = tuple[int, int]
 
 
 def read(path: Path, side: ConfiguredEnv) -> dict[Place, list[str]]:
-    """Reads the answers to each problem, in the order of the file.
+    """Reads a file of answers to the env's problems: problem → its answers, in the order of the file.
 
     Raises:
         ConfigError: the env has several turns, or does not say its prompts and the file names no numbers.
@@ -89,7 +89,7 @@ def _texts(row: Mapping[str, Any], where: str) -> list[str]:
 
 
 class Places:
-    """Finds the problem that a row names."""
+    """Looks up the problem of the env that a row of an answers file names."""
 
     def __init__(self, side: ConfiguredEnv) -> None:
         self._side, self._spec = side, side.spec
@@ -97,7 +97,8 @@ class Places:
         self._rows: dict[int, range | dict[int, int]] = {}  # task → rows of its starts, or row → the first start of it
 
     def of(self, row: Mapping[str, Any], where: str) -> Place:
-        """Returns the problem. Raises :class:`DatasetError` if there is none, or if the row also has another prompt."""
+        """Returns the problem that ``row`` names. Raises :class:`DatasetError` if there is none, or if the row also has
+        another prompt."""
         if isinstance(start := row.get("start"), Mapping):
             place = self._numbered(start.get("task_id", 0), start.get("init_state_id"), where)
             return self._same(place, row.get("prompt"), where)
@@ -203,7 +204,7 @@ def _text(prompt: Any, where: str) -> str:
 
 
 def start_at(place: Place, side: ConfiguredEnv) -> Start:
-    """Returns the start of a problem in an evaluation."""
+    """Returns the start of a problem in an evaluation, with the evaluation's seed."""
     task, number = place
     assert isinstance(side.config, EnvEvalConfig)
     return Start(task, number, EVAL_SEEDS + side.config.seed + number)
@@ -233,22 +234,22 @@ class Counts:
 
 
 class FileAnswers(StandIn):
-    """Answers of a file in place of a policy.
+    """Stand-in for a policy that gives the answers of a file.
 
     Args:
         found: problem → answers to it.
     """
 
-    def __init__(self, side: ConfiguredEnv, found: Mapping[Place, Sequence[str]]) -> None:
+    def __init__(self, side: ConfiguredEnv, answers: Mapping[Place, Sequence[str]]) -> None:
         super().__init__(side.spec.action)
         self.plan: list[Episode] = []
         self._texts: dict[int, str] = {}  # answers by episode_id
-        for group, place in enumerate(sorted(found)):
-            for text in found[place]:
+        for group, place in enumerate(sorted(answers)):
+            for text in answers[place]:
                 self._texts[len(self.plan)] = text
                 self.plan.append(Episode(len(self.plan), group, start_at(place, side)))
-        most, total = max(map(len, found.values())), sum(side.spec.num_init_states)
-        self.counts = Counts(len(self.plan), len(found), total, most)
+        most, total = max(map(len, answers.values())), sum(side.spec.num_init_states)
+        self.counts = Counts(len(self.plan), len(answers), total, most)
 
     def over_all(self, results: Sequence[EpisodeResult]) -> float:
         """Returns the success rate with problems without an answer counted as wrong: the mean over all problems of the
@@ -263,7 +264,8 @@ class FileAnswers(StandIn):
         return {"answers": {**asdict(self.counts), "success_rate": self.over_all(results)}}
 
     def port(self, slab: Slab) -> PolicyPort:
-        """See :class:`embodied.runtime.policy.policy_port.OffersPort`."""
+        """Makes the policy port that gives the file's answers
+        (:class:`embodied.runtime.policy.policy_port.OffersPort`)."""
         return AnswersPort(slab, self._texts)
 
     def describe(self) -> Mapping[str, str]:

@@ -38,14 +38,14 @@ class Conditions:
 
     @property
     def head(self) -> list[str]:
-        """Lines for the head of the table."""
+        """Lines that describe the conditions above the success table."""
         episodes = "1 episode" if self.episodes_per_task == 1 else f"{self.episodes_per_task} episodes"
         episodes += f" × {self.group_size}" if self.group_size > 1 else ""
         return [f"{episodes} of each task, {self.starts}", f"each episode {self.limit}"]
 
     @property
     def starts(self) -> str:
-        """The initial states in words: how many are used, of how many."""
+        """Describes in words which initial states are used."""
         states, wanted = sorted(set(self.init_states_per_task)), self.episodes_per_task
         if states == [1]:
             return "each with a seed of its own"
@@ -127,7 +127,8 @@ def _weights(config: schema.Config, spec: PolicySpec, folder: Path, iteration: i
 
 
 def what_to_expect(config: schema.Config, reward_mode: str, spec: PolicySpec) -> list[str]:
-    """Returns lines that tell which metrics will move, for a training that starts from random weights; else none."""
+    """Returns lines that tell the user which metrics will move, for a training that starts from random weights; else
+    none."""
     if not spec.random_weights or config.runner.ckpt_path is not None:
         return []
     if reward_mode == "dense":
@@ -148,6 +149,6 @@ def what_to_expect(config: schema.Config, reward_mode: str, spec: PolicySpec) ->
 
 
 def limit_of(side: ConfiguredEnv) -> str:
-    """Returns a note beside the step limit of a side whose env has another limit; else nothing."""
+    """Formats a note beside a step limit that differs from the env's own; else empty."""
     own = side.spec.max_episode_steps
     return "" if side.max_steps == own else f" (the env's own limit: {own})"

@@ -40,7 +40,7 @@ Share = tuple[list[EpisodeResult], RolloutStats, list[dict[str, Any]], list[Work
 """What a process has run: episodes, counts, answers that are kept for reading, what its env workers have found."""
 
 
-class Evaluator:
+class EvaluationRunner:
     """Runs evaluations of the policy that acts at the time. Each process runs its share of the episodes.
 
     Args:
@@ -214,7 +214,7 @@ class Evaluator:
         """Returns the ``eval/`` metrics. Rank 0 writes and prints the results with their conditions; perturbed episodes
         have files of their own."""
         unperturbed, perturbed = robustness.split(everything)
-        results, lost = successes.ran(unperturbed)
+        results, lost = successes.split_run(unperturbed)
         spec, config = self._side.spec, self._config
         kind = self._side.kind
         rows = successes.summarise(spec.tasks, results, kind.origin, lost)
@@ -241,7 +241,7 @@ class Evaluator:
                     f" (the first {shown})" * (shown < len(failed))
                 )
                 console.table(title, successes.failure_cells(failed))
-            for text in filter(None, [protocol.warning(held_to), successes.lost(lost)]):
+            for text in filter(None, [protocol.warning(held_to), successes.not_run_note(lost)]):
                 console.say(text)
             if repeated:
                 console.table("several episodes of each start", pass_at_k.cells(repeated))
@@ -275,12 +275,12 @@ class Evaluator:
         return replace(under, episodes_per_task=per_task, group_size=counts.most, sampling={})
 
     def close(self) -> None:
-        """Ends workers that stayed."""
+        """Ends env workers that were kept for the next evaluation."""
         self._kept.close()
 
 
 def planned(config: Config, side: ConfiguredEnv) -> list[Episode]:
-    """Returns the episodes of the policy's evaluation, without perturbed ones and without videos."""
+    """Plans the unperturbed episodes of a policy's evaluation, without videos."""
     assert isinstance(side.config, EnvEvalConfig)
     return eval_plan(
         side.spec, episodes_per_task=side.config.episodes_per_task, env_seed=side.config.seed,

@@ -23,7 +23,8 @@ NAMES = ("greedy", "sampled")
 
 
 def evaluations(composed: Composed) -> dict[str, Composed]:
-    """Returns the evaluations that are asked for: ending of their files' names → their configuration."""
+    """Splits the evaluation into those that ``do_sample: both`` asks for, greedy and sampled: ending of their files'
+    names → configuration."""
     if composed.config.algorithm.val_sampling_params.do_sample != "both":
         return {"": composed}
     return {"": _drawn(composed, sampled=False), SAMPLED: _drawn(composed, sampled=True)}
@@ -42,17 +43,17 @@ def _drawn(composed: Composed, sampled: bool) -> Composed:
     return replace(composed, config=config, resolved={**resolved, "algorithm": section})
 
 
-def planned(asked: Sequence[Composed]) -> list[list[str]]:
-    """Returns a line on two evaluations for the numbers that are printed before; nothing of one."""
-    if len(asked) < 2:
+def planned(evaluations: Sequence[Composed]) -> list[list[str]]:
+    """Makes the summary's row that announces a greedy and a sampled evaluation; none for a single one."""
+    if len(evaluations) < 2:
         return []
-    group = asked[-1].config.algorithm.val_group_size
+    group = evaluations[-1].config.algorithm.val_group_size
     several = f", {group} of each start" if group > 1 else ""
     return [["evaluations", f"two from the same starts: greedy, then sampled{several}"]]
 
 
 def show(console: Console, greedy: Path) -> None:
-    """Prints success of both evaluations by task, and the verdict.
+    """Prints the comparison of a greedy and a sampled evaluation: success by task, and the verdict.
 
     Args:
         greedy: its file; that of the sampled one lies beside it.

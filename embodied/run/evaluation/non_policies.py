@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from embodied.runtime.policy.policy_port import Draw, Request
+from embodied.runtime.policy.policy_port import Draw, PolicyPort, Request
 from embodied.runtime.slab import Slab
 from embodied.types import ActionSpec, ArraySpec, Elements, EnvSpec, Noise, PolicySpec
 
 
 class StandIn:
-    """Base of a stand-in for a policy: it has no weights.
+    """Base class of stand-ins for a policy in evaluations: they have an action and no weights.
 
     Args:
         action: what the env takes; each decision is one of them.
@@ -35,8 +35,8 @@ class StandIn:
         return iter(())
 
 
-class ImmediatePort(ABC):
-    """A policy port that answers all that waits at each poll
+class ImmediatePort(PolicyPort, ABC):
+    """Base class of a policy port that answers everything pending at each poll
     (:class:`embodied.runtime.policy.policy_port.PolicyPort`)."""
 
     def __init__(self, slab: Slab) -> None:
@@ -60,13 +60,14 @@ class ImmediatePort(ABC):
         return answered
 
     def cancel(self, slot: int) -> None:
+        """Drops the pending request of a slot."""
         self._queue = [request for request in self._queue if request.slot != slot]
 
     @property
     def pending(self) -> int:
         return len(self._queue)
 
-    def value(self, requests: Sequence[Request]) -> None:  # noqa: B027  (there is nothing to do)
+    def value(self, requests: Sequence[Request]) -> None:
         """Writes nothing: an evaluation asks for no values."""
 
     def end(self, whole: bool = True) -> None:

@@ -23,7 +23,7 @@ from embodied.run.build.given import ConfiguredEnv
 from embodied.run.evaluation.conditions import Conditions, env_of
 from embodied.schema.compose.compose import Composed
 from embodied.schema.keys.paths import at
-from embodied.schema.rules.protocols import asked
+from embodied.schema.rules.protocols import protocol_values
 from embodied.types import WorkerFacts
 
 PICTURES = ("image_size", "num_images_in_input", "image_preset", "center_crop")
@@ -36,7 +36,7 @@ NOT_HELD_TO = ("weights", "env_max_steps", "reward_mode", "reward_coef", "use_re
 
 @dataclass(frozen=True)
 class Protocol:
-    """The protocol of one evaluation."""
+    """The protocol that an evaluation was made under: its name, the hash of its keys, deviations from the named one."""
 
     name: str | None  # protocol=NAME; None: the keys as they were
     hash: str
@@ -51,7 +51,7 @@ class Protocol:
 
     @property
     def head(self) -> str:
-        """A line for the head of the evaluation's table."""
+        """A line that names the protocol above the success table."""
         but = ", but " + ", ".join(f"{key}={value}" for key, value in self.changed.items()) if self.changed else ""
         return f"protocol {self.name or 'of no name'} ({self.hash}){but}"
 
@@ -59,17 +59,19 @@ class Protocol:
 def protocol(
     composed: Composed, side: ConfiguredEnv, under: Conditions, facts: Sequence[WorkerFacts], policy: object
 ) -> Protocol:
-    """Returns the protocol of an evaluation of ``side`` under ``under``.
+    """Determines the protocol of an evaluation of ``side`` under the conditions ``under``.
 
     Args:
         facts: what its env workers have found.
         policy: what answered.
     """
     config, resolved = composed.config, composed.resolved
-    changed = {key: found for key, value in asked(resolved).items() if (found := at(resolved, key)) != value}
+    changed = {key: found for key, value in protocol_values(resolved).items() if (found := at(resolved, key)) != value}
     prepared = pictures(policy, config.actor.model.model_extra or {}) if side.spec.cameras else {}
     if prepared and isinstance(policy, PreparesPictures):
-        changed |= {key: prepared.get(key.removeprefix(MODEL), "not known") for key in others(resolved, prepared)}
+        changed |= {
+            key: prepared.get(key.removeprefix(MODEL), "not known") for key in deviating_keys(resolved, prepared)
+        }
     env = {key: value for key, value in env_of(side).items() if key not in MEANS}
     keys = {
         **{key: value for key, value in asdict(under).items() if key not in NOT_HELD_TO},
@@ -82,15 +84,15 @@ def protocol(
 
 
 def pictures(policy: object, model: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns how pictures are prepared: as the policy says, else as the keys of ``actor.model`` do."""
+    """Returns how the policy prepares pictures: as it says itself, else as the keys of ``actor.model`` do."""
     if isinstance(policy, PreparesPictures):
         return dict(policy.pictures())
     return {key: model[key] for key in PICTURES if key in model}
 
 
-def others(config: Mapping[str, Any], prepared: Mapping[str, Any]) -> list[str]:
-    """Returns the keys on pictures that the protocol sets for some kind of model, and that ``prepared`` has otherwise:
-    nothing can be set of an exported program."""
+def deviating_keys(config: Mapping[str, Any], prepared: Mapping[str, Any]) -> list[str]:
+    """Lists the protocol's keys on pictures that an exported program, whose ``prepared`` cannot be changed, deviates
+    from."""
     wanted: dict[str, list[Any]] = {}
     for keys in config["protocol"]["of_model"].values():
         for key, value in keys.items():
@@ -106,7 +108,7 @@ def short_hash(value: Any) -> str:
 
 
 def described(facts: Sequence[WorkerFacts]) -> dict[str, str]:
-    """Returns renderer, driver and versions that the env workers found; where workers differ, all of them."""
+    """Summarises renderer, driver and versions that the env workers report; where workers differ, all of them."""
     found: dict[str, dict[str, None]] = {}
     for fact in facts:
         for name, value in {"renderer": fact.renderer, "driver": fact.driver, **fact.versions}.items():
@@ -114,13 +116,14 @@ def described(facts: Sequence[WorkerFacts]) -> dict[str, str]:
     return {name: " / ".join(sorted(values)) for name, values in found.items() if any(values)}
 
 
-def warning(found: Protocol) -> str | None:
-    """Returns a sentence if initial states are evaluated as held out and training may have started from them."""
-    if not found.keys["held_out_states"] or found.held_out_in_training:
+def warning(evaluated: Protocol) -> str | None:
+    """Returns a warning if initial states are evaluated as held out although training may have started from them; else
+    None."""
+    if not evaluated.keys["held_out_states"] or evaluated.held_out_in_training:
         return None
-    if found.held_out_in_training is None:
+    if evaluated.held_out_in_training is None:
         return "whether training left out the initial states that are held out here is not known"
     return (
         "these weights were trained on the initial states that are held out here: their run, or one that it began "
-        f"from, or its demonstrations did not have protocol.held_out_states={found.keys['held_out_states']}"
+        f"from, or its demonstrations did not have protocol.held_out_states={evaluated.keys['held_out_states']}"
     )

@@ -24,7 +24,7 @@ class RandomActions(StandIn):
         self._seed = seed
 
     def port(self, slab: Slab) -> PolicyPort:
-        """See :class:`embodied.runtime.policy.policy_port.OffersPort`."""
+        """Makes the policy port that draws random actions (:class:`embodied.runtime.policy.policy_port.OffersPort`)."""
         return RandomPort(slab, self._action, self._seed)
 
     def describe(self) -> Mapping[str, str]:

@@ -36,7 +36,7 @@ HARMLESS = (
 
 
 class Unfinished:
-    """The finished episodes of an evaluation that goes on, in one file for each process.
+    """The finished episodes of an interrupted evaluation, in a file of each process, from which it resumes.
 
     Args:
         file: it is made when the first episode ends; None: nothing is kept.
@@ -52,7 +52,8 @@ class Unfinished:
         self._lines: list[Any] = []  # lines of the file with these episodes
 
     def read(self, plan: Sequence[Episode]) -> None:
-        """Reads the episodes that had ended. What is damaged or of another identity counts as not there."""
+        """Reads the episodes that had ended before the interruption. What is damaged or of another identity counts as
+        not there."""
         by_id = {episode.episode_id: episode for episode in plan}
         lines = [*_lines(self._path)] if self._path is not None else []
         if not lines or lines[0] != {"identity": self._identity}:
@@ -68,7 +69,7 @@ class Unfinished:
         self.kept = len(self.results)
 
     def add(self, result: EpisodeResult, text: Mapping[str, Any] | None = None) -> None:
-        """Writes an episode that has ended.
+        """Appends an episode that has ended to the file.
 
         Args:
             text: its answer, if that is kept for reading.
@@ -108,14 +109,14 @@ def _lines(file: Path) -> Iterator[Any]:
 
 
 def identity_of_files(folder: Path) -> list[list[Any]]:
-    """Returns name, size and time of change of the files that lie in a folder."""
+    """Lists name, size and time of change of a folder's files, for the identity of a resumable evaluation."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return [[str(path.relative_to(folder)), *_state(path)] for path in files]
 
 
 def identity_of_config(resolved: Mapping[str, Any]) -> list[Any]:
-    """Returns a configuration but for what changes no episode, and the state of the files and folders that it names:
-    weights, adapters, data, whatever key it is that names them."""
+    """Returns what of a configuration determines episodes, for the identity of a resumable evaluation, and the state of
+    the files and folders that it names: weights, adapters, data, whatever key it is that names them."""
     values = {key: value for key, value in _flat(resolved) if not key.startswith(HARMLESS)}
     texts = {value for value in values.values() if isinstance(value, str)}
     named = sorted(text for text in texts if ("/" in text or "." in text) and os.path.isfile(text))
@@ -158,5 +159,6 @@ def _state(path: Path) -> list[int]:
 
 
 def of_plan(plan: Sequence[Episode]) -> list[Any]:
-    """Returns a plan as JSON has it, for its identity. Where a video goes is no part of it."""
+    """Returns a plan as JSON values, for the identity of a resumable evaluation. Where a video goes is no
+    part of it."""
     return [asdict(episode) | {"video": None} for episode in plan]

@@ -20,7 +20,8 @@ SHOWN_FAILURES = 10
 
 @dataclass(frozen=True)
 class TaskSuccess:
-    """Success on one task, or on all (``task_id`` −1), with the Wilson 95 % interval."""
+    """Success on one task, or on all (``task_id`` −1), with the Wilson 95 % interval, and mean lengths in
+    control steps."""
 
     task_id: int
     instruction: str
@@ -35,7 +36,7 @@ class TaskSuccess:
 
 
 def facts(result: EpisodeResult) -> dict[str, object]:
-    """Returns an episode's entry in the evaluation's file. One that could not be run has no success."""
+    """Makes an episode's entry in the evaluation's results file. One that could not be run has no success."""
     start = {"start": asdict(result.episode.start)}
     if result.not_run:
         return {**start, "success": None, "return": None, "steps": None, "video": None, "not_run": result.not_run}
@@ -51,7 +52,7 @@ def facts(result: EpisodeResult) -> dict[str, object]:
 
 
 def failures(results: Sequence[EpisodeResult]) -> list[dict[str, object]]:
-    """Returns the episodes without success, those that got farthest first: the env's own reward says how far."""
+    """Lists the failed episodes, those with the most progress first, by the env's own reward."""
     failed = sorted((r for r in results if not r.success), key=lambda r: (-r.progress, r.episode.episode_id))
     return [
         {"start": asdict(r.episode.start), "progress": r.progress, "steps": r.num_steps, "video": r.episode.video}
@@ -59,8 +60,8 @@ def failures(results: Sequence[EpisodeResult]) -> list[dict[str, object]]:
     ]
 
 
-def ran(episodes: Sequence[EpisodeResult]) -> tuple[list[EpisodeResult], list[EpisodeResult]]:
-    """Splits the planned episodes into those that were run and those that could not be.
+def split_run(episodes: Sequence[EpisodeResult]) -> tuple[list[EpisodeResult], list[EpisodeResult]]:
+    """Splits planned episodes into those that were run and those that could not be.
 
     Raises:
         EvaluationError: none was run.
@@ -74,8 +75,8 @@ def ran(episodes: Sequence[EpisodeResult]) -> tuple[list[EpisodeResult], list[Ep
     return [result for result in episodes if not result.not_run], without
 
 
-def lost(episodes: Sequence[EpisodeResult]) -> str | None:
-    """Says how many episodes could not be run, and why; None if all were."""
+def not_run_note(episodes: Sequence[EpisodeResult]) -> str | None:
+    """Says how many episodes could not be run, and why; None if ``episodes``, which were not run, is empty."""
     if not episodes:
         return None
     return (
@@ -135,7 +136,7 @@ def metrics(
 
 
 def cells(rows: Sequence[TaskSuccess], steps: bool = True) -> list[list[str]]:
-    """Returns the console's table.
+    """Formats the success table for the console.
 
     Args:
         steps: with lengths of episodes; texts have none.
@@ -159,7 +160,7 @@ def cells(rows: Sequence[TaskSuccess], steps: bool = True) -> list[list[str]]:
 
 
 def table(rows: Sequence[TaskSuccess], protocol: Mapping[str, str | None]) -> tuple[list[str], list[list[Cell]]]:
-    """Returns the table of trackers: its columns, and a row for each task and one over all.
+    """Makes the success table for trackers: its columns, and a row for each task and one over all.
 
     Args:
         protocol: name and hash; trackers show tables of several runs side by side.
@@ -177,7 +178,7 @@ def _steps(value: float | None) -> str:
 
 
 def failure_cells(failed: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Returns the console's table of the failures that got farthest."""
+    """Formats the console's table of the failures with the most progress."""
     head = ["task", "initial state", "seed", "progress", "steps", "video"]
     return [
         head,

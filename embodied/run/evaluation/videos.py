@@ -14,8 +14,8 @@ from embodied.types import Episode, EpisodeResult
 def show_side_by_side(
     results: Iterable[EpisodeResult], folder: Path, console: Console, stop: StopSignal
 ) -> Path | None:  # fmt: skip
-    """Writes the grid of the episodes that were recorded, says where it is, and returns its file, if there is one.
-    A failure is said and stops nothing; a stop signal ends the work."""
+    """Writes the video of recorded episodes side by side, says where it is, and returns its file, if there is one. A
+    failure is said and stops nothing; a stop signal ends the work."""
     tiles = [
         Tile(Path(one.episode.video), one.success, _label(one.episode))
         for one in results if one.episode.video and not one.not_run

@@ -61,7 +61,7 @@ class RunFolder:
 
     @classmethod
     def look(cls, path: Path, resolved: Mapping[str, Any]) -> RunFolder:
-        """Checks a folder as :meth:`open` does, but makes, locks and writes nothing."""
+        """Checks a run folder as :meth:`open` does, without making, locking or writing anything."""
         check_writable(path)
         return cls(path, None, _check_same(path, resolved) if path.is_dir() else None)
 
@@ -90,7 +90,8 @@ def nearest_folder(path: Path) -> Path:
 
 
 def check_writable(path: Path, what: str = "the run's folder", key: str = "runner.output_dir") -> None:
-    """Raises :class:`RunFolderError` unless ``path`` is, or can become, a folder that can be written.
+    """Raises :class:`RunFolderError` unless ``path`` is, or can become, a folder that can be written; ``what`` and
+    ``key`` name it in the error.
 
     Args:
         what: it is, for the message.
@@ -179,7 +180,7 @@ def _default(resolved: Mapping[str, Any], key: str) -> Any:
 
 
 def differences(old: Any, new: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Yields ``(dotted key, old, new)`` for each value that differs."""
+    """Yields ``(dotted key, old, new)`` for each value that differs between two configurations."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for key in [*old, *(k for k in new if k not in old)]:
             yield from differences(old.get(key, _ABSENT), new.get(key, _ABSENT), f"{prefix}{key}.")

@@ -16,7 +16,7 @@ MOST_BYTES = 1 << 26
 
 
 def newest_of(folder: Path, recorded: Iterable[VideoConfig]) -> Look:
-    """Makes the finder of the newest files of the training in ``folder``: ``checkpoint`` and ``video``, as far as
+    """Makes a function that finds the newest checkpoint and video of the training in ``folder``, as far as
     there are any.
 
     Args:
@@ -38,7 +38,7 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 
 def newest_video(folders: set[Path]) -> Path | None:
-    """Returns the whole video that was written last; of folders beside each other only the newest is looked into."""
+    """Returns the newest whole video in ``folders``; of folders beside each other only the newest is searched."""
     found = [file for folder in folders for file in _videos(folder)]
     return Path(max(found, key=lambda entry: entry.stat().st_mtime)) if found else None
 
@@ -60,7 +60,8 @@ def _videos(folder: Path | os.DirEntry[str]) -> Iterator[os.DirEntry[str]]:
 
 
 def earlier(folder: Path, iterations: int) -> list[dict[str, float]]:
-    """Returns the rows of ``metrics.jsonl`` of the first ``iterations`` iterations. What cannot be read is left out."""
+    """Reads the metrics of a run's first ``iterations`` iterations from ``metrics.jsonl``. What cannot be read is left
+    out."""
     file = folder / "metrics.jsonl"
     try:
         if iterations == 0 or file.stat().st_size > MOST_BYTES:

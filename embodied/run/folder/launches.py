@@ -29,8 +29,8 @@ PACKAGES = (
 
 
 def record(folder: Path, command: str, processes: int) -> None:
-    """Appends a line to the file in ``folder``, without the command's secrets. What cannot be written is left out: no
-    result depends on it."""
+    """Appends the start of a run (time, command without secrets, versions) to the file of launches. What cannot be
+    written is left out: no result depends on it."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     line = {"time": now, "command": hidden.in_command(command), "processes": processes, "versions": versions()}
     with suppress(OSError), (folder / FILE).open("a", encoding="utf-8") as file:
@@ -38,7 +38,7 @@ def record(folder: Path, command: str, processes: int) -> None:
 
 
 def versions() -> dict[str, str]:
-    """Returns name → version of what runs here, as far as it is installed."""
+    """Returns the versions of Python, this package and what it computes with, by name, as far as they are installed."""
     return dict(_versions())
 
 

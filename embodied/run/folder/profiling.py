@@ -24,7 +24,7 @@ def has_gpu() -> bool:
 
 
 def marks(config: ProfilerConfig, say: Callable[[str], None]) -> Marks | None:
-    """Returns the marker of phases for Nsight Systems (NVTX ranges); None without ``nsys`` or without a GPU."""
+    """Returns the NVTX marker for Nsight Systems; None without ``runner.profiler.nsys`` or without a GPU."""
     if not config.nsys:
         return None
     if not has_gpu():
@@ -37,7 +37,8 @@ def marks(config: ProfilerConfig, say: Callable[[str], None]) -> Marks | None:
 def profiled(
     config: ProfilerConfig, folder: Path, rank: int, say: Callable[[str], None]
 ) -> Iterator[Callable[[], None]]:
-    """Yields a function to call at the end of each iteration. Without ``enable`` and for other ranks it does nothing.
+    """Context that profiles the configured iterations; yields a function to call at the end of each iteration. Without
+    ``enable`` and for other ranks it does nothing.
 
     A trace that cannot be written is said, and the run goes on.
 

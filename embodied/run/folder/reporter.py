@@ -36,7 +36,7 @@ SHORT_S = 5.0  # shorter updates are never called starved
 
 
 class Reporter:
-    """Console, trackers and times of a run.
+    """Reports a run to console and trackers, and times it.
 
     Args:
         console: shows what this process does; silent in all processes but rank 0.
@@ -59,8 +59,8 @@ class Reporter:
     def running(
         self, iteration: int, look: Look, earlier: Sequence[dict[str, float]]
     ) -> Iterator[Callable[[], None]]:  # fmt: skip
-        """Starts times and estimates of a run that has done ``iteration`` iterations, and shows its panel and profiles
-        it while it goes on. Gives what is to be called at the end of each iteration.
+        """Context of a run that resumes after ``iteration`` iterations: shows its panel, times and profiles it. Yields
+        a function to call at the end of each iteration.
 
         Args:
             look: finds the newest files of the run.
@@ -73,16 +73,17 @@ class Reporter:
             yield ended
 
     def begin(self, iteration: int) -> None:
-        """Starts times and estimates anew, after ``iteration`` iterations."""
+        """Restarts times and estimates, after ``iteration`` iterations."""
         self.sections.reset()
         self._pace = Pace(iteration, self._runner.max_epochs)
 
     def title(self, iteration: int) -> str:
-        """Names the iteration after ``iteration`` iterations: ``iteration 3/100``."""
+        """Formats the number of the iteration in progress: ``iteration 3/100`` where ``iteration`` were done."""
         return f"iteration {iteration + 1}/{self._runner.max_epochs}"
 
     def watch(self, title: str, go_on: Callable[[float | None], bool]) -> Watch:
-        """Shows the passes of an update on the console, and ends the update where ``go_on`` returns False.
+        """Makes the watch of an update: it shows the passes on the console and ends the update where ``go_on`` returns
+        False.
 
         Args:
             title: what the name of each phase begins with, e.g. ``iteration 3/100``.
@@ -107,14 +108,14 @@ class Reporter:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Counts and shows the time in which this process waits for the others."""
+        """Context that counts and shows the time in which this process waits for the others."""
         with self.sections("rollout/ranks"), self.console.progress("waiting for the other ranks", brief=True):
             yield
 
     @contextmanager
     def updating(self, device: torch.device, num_threads: int | None) -> Iterator[None]:
-        """Times an update, which computes with ``num_threads`` threads (None: as many as before), and says when other
-        programs take its cores."""
+        """Context that times an update, which computes with ``num_threads`` threads (None: as many as before), and says
+        when other programs take its cores."""
         with self.sections("time/train"):
             wall, cpu = perf_counter(), process_time()
             with training_threads(num_threads):
@@ -127,7 +128,7 @@ class Reporter:
         self, last_step: int | None, ids: Mapping[str, str], config: Mapping[str, Any], backends: Sequence[str] = (),
         rows: Sequence[Metric] = (),
     ) -> None:  # fmt: skip
-        """Opens the trackers, on rank 0. They drop what they hold of steps after ``last_step``.
+        """Opens the trackers, on rank 0. They drop logged steps after ``last_step``.
 
         Args:
             last_step: None = nothing is resumed.
@@ -176,7 +177,7 @@ class Reporter:
             self._trackers.video(step, name, file)
 
     def finish(self, stop: StopSignal) -> None:
-        """Writes the report and lets services finish, after a stop signal only as long as may be.
+        """Writes the report and lets tracking services finish; after a stop signal only for a limited time.
 
         Raises:
             KeyboardInterrupt: a second Ctrl-C.
@@ -214,7 +215,7 @@ class Reporter:
 
 
 class WritesReports(Protocol):
-    """Writer of a run's report, which works beside the run."""
+    """Interface of the writer of a run's report, which works beside the run."""
 
     def refresh(self) -> None:
         """Begins a new report."""
@@ -223,11 +224,11 @@ class WritesReports(Protocol):
         """Writes the last report, and waits for it."""
 
     def close(self) -> None:
-        """Ends what is still being written."""
+        """Ends a report that is still being written."""
 
 
 class NoReports:
-    """Writes no reports."""
+    """Stands for the writer of reports where none are wanted: does nothing."""
 
     def refresh(self) -> None:
         pass
@@ -240,7 +241,7 @@ class NoReports:
 
 
 def counting_successes(bar: Phase) -> Callable[[EpisodeResult], None]:
-    """Advances ``bar`` by each episode that ends, and shows how many of them succeeded."""
+    """Makes the callback that advances ``bar`` by each episode that ends, and shows how many of them succeeded."""
     done: list[bool] = []
 
     def advance(result: EpisodeResult) -> None:
@@ -263,7 +264,7 @@ def starved(wall_s: float, cpu_s: float) -> str:
 
 
 class Pace:
-    """Estimates how long the rest of a run takes.
+    """Estimates how long the rest of a run takes, from its speed since this process started.
 
     Args:
         iteration: iterations that were done before this process went on.

@@ -99,14 +99,16 @@ class Saves:
             self._saved_at = monotonic()
 
     def save(self, iteration: int, steps: int = 0) -> None:
-        """Saves the learner at a place: rank 0 what all processes hold, each process its part of what is sharded."""
+        """Saves the learner after ``iteration`` iterations and ``steps`` optimizer steps: rank 0 what all processes
+        hold, each process its part of what is sharded."""
         with self._reporter.console.progress("saving", brief=True):
             self._sharding.check()
             self.checkpoints.save(self._learner, iteration, self._reporter.run_ids, steps)
         self._saved = (iteration, steps)
 
     def finish(self, iteration: int, steps: int = 0, whole: bool = True) -> int:
-        """Leaves a checkpoint of the last place on the disk, unless it is there; returns iterations that are saved.
+        """Makes sure, at the end, that a checkpoint of the learner's last state is on the disk; returns the iterations
+        that are saved.
 
         Args:
             whole: whether the learner is at a place. If it is amid an update, what :meth:`keep` copied is written.
@@ -143,7 +145,8 @@ def save_due(runner: RunnerConfig, iteration: int, saved_at: float) -> bool:
 
 
 def due(iteration: int, interval: int, last: int, always_last: bool = False) -> bool:
-    """Returns whether an action of every ``interval`` iterations (−1 = never), and of the last one, is due now."""
+    """Returns whether an action of every ``interval`` iterations (−1 = never), and with ``always_last`` of the last
+    one, is due now."""
     if interval <= 0:
         return always_last and iteration == last
     return iteration % interval == 0 or iteration == last

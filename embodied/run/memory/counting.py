@@ -47,7 +47,8 @@ REPEATS = 2
 
 @dataclass(frozen=True)
 class Counted:
-    """A policy that was built to be counted; its weights may have no memory, and its gradients stand in them."""
+    """A policy that was built on the CPU to count its memory; its weights may have no memory of their own, and its
+    gradients stand in them."""
 
     policy: Policy
     weights: Weights  # weights that this process holds
@@ -61,7 +62,7 @@ class Counted:
     def footprint(
         self, config: schema.Config, sides: Sides, processes: Group, on_gpu: bool, gpu: int = 0
     ) -> Footprint:  # fmt: skip
-        """Adds up the run, see :func:`embodied.run.memory.footprint.footprint`.
+        """Computes the memory of the run's fullest moment, see :func:`embodied.run.memory.footprint.footprint`.
 
         Args:
             gpu: bytes of the GPU in all, of which an engine takes its share.
@@ -83,8 +84,9 @@ class Counted:
 def count(
     config: schema.Config, sides: Sides, processes: Group, demonstrations: Demonstrated, limit: int = LIMIT
 ) -> Counted:  # fmt: skip
-    """Builds the policy on the CPU and makes one call and one forward and backward pass. Then loads the checkpoint of
-    ``runner.ckpt_path`` as a run does, so that one that does not fit is found here; without memory it cannot.
+    """Counts the memory of a policy: builds it on the CPU and makes one call and one forward and backward pass. Then
+    loads the checkpoint of ``runner.ckpt_path`` as a run does, so that one that does not fit is found here; without
+    memory it cannot.
 
     Args:
         limit: bytes of tensors from which on they get no memory.
@@ -163,13 +165,14 @@ def _made(config: schema.Config, **more: Any) -> Policy:
 
 @dataclass(frozen=True)
 class OneOf:
-    """Stands for a team of ``size`` processes: what comes from others is as large as what is sent to them."""
+    """Stands for a team of ``size`` processes while memory is counted: what comes from others is as large as what is
+    sent to them."""
 
     size: int
     rank: int = 0
 
     def exchange(self, sent: Tensor, to: Sequence[int], of: Sequence[int]) -> Tensor:
-        """See :class:`embodied.protocols.Team`."""
+        """Returns tensors as large as those that other processes would send (:class:`embodied.protocols.Team`)."""
         return sent.clone()
 
 

@@ -53,12 +53,13 @@ class Pass:
 
     @property
     def temporary(self) -> int:
+        """Bytes beside the saved ones that the pass needs at its fullest."""
         return max(self.most - self.saved, 0)
 
 
 @dataclass(frozen=True)
 class Passes:
-    """Bytes counted for the forward and backward passes."""
+    """Bytes counted for the forward and backward passes of a policy."""
 
     act: int  # bytes that a call of the policy adds, with the rows of rollout.policy_batch
     update: Pass | None  # None: nothing is trained, or it could not be counted
@@ -69,7 +70,8 @@ class Passes:
 
 @dataclass(frozen=True)
 class Gathered:
-    """Bytes that one of several processes holds at times, beside what it holds always (see :mod:`.shards`)."""
+    """Bytes of sharded weights and gradients that a process holds at times, beside its own shards (see
+    :mod:`.shards`)."""
 
     act: int = 0  # weights that are gathered while the policy acts
     update: int = 0  # weights that are gathered at the fullest moment of a pass
@@ -85,7 +87,7 @@ OF_POLICY = ("weights", "trained weights", "value head")
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of each part at the fullest moment of a run."""
+    """Bytes of each part of a process at the fullest moment of a run, on device and host."""
 
     moment: str
     device: Mapping[str, int]  # tensors on the policy's device
@@ -96,6 +98,7 @@ class Footprint:
 
     @property
     def on_device(self) -> int:
+        """Bytes of device memory."""
         return sum(self.device.values())
 
     @property
@@ -109,7 +112,7 @@ def footprint(
     passes: Passes | None = None, process: int = 0, allocator: int = 0, optimizer_steps: int | None = None,
     on_gpu: bool = False, gathered: Gathered = NOTHING, engine: int | None = None,
 ) -> Footprint:  # fmt: skip
-    """Adds up what a process takes.
+    """Adds up the memory that a process of a run takes at its fullest moment.
 
     Args:
         slab: bytes; None = not known.
@@ -281,7 +284,8 @@ def _workers(config: schema.Config, sides: Sides, processes: Group) -> tuple[int
 
 
 def of_files(kwargs: Mapping[str, Any]) -> Weights | None:
-    """Counts the weights of a large checkpoint from the headers of its files; None if there is none, or a small one."""
+    """Counts the bytes of a large checkpoint's weights from the headers of its files; None if there is none, or a small
+    one."""
     total = sum(_bytes_of(file, kwargs) for file in counted_files(kwargs.get("model_path")))
     if total < LARGE:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from embodied.data.texts.text import Written
+from embodied.data.texts.text import DemonstratedAnswer
 from embodied.errors import SpecMismatchError
 from embodied.instructions import FIELD
 from embodied.protocols import KnowsPrompts, Policy
@@ -21,11 +21,11 @@ FILLER = "0"  # one token in nearly every vocabulary; seldom a part of a longer 
 
 
 def longest(config: Config, sides: Sides, demonstrations: Demonstrated, policy: Policy) -> str:
-    """Returns the longest instruction that the policy is given: of robots the longest task; of texts the longest of
-    some prompts, where they are known before the run, else one as long as the policy takes."""
+    """Returns the longest instruction that the policy is given, for counting memory: of robots the longest task; of
+    texts the longest of some prompts, where they are known before the run, else one as long as the policy takes."""
     supervised = config.runner.task.supervised
     side = sides.eval if only_evaluates(config) and not supervised else sides.train
-    shown = (one.instruction for one in demonstrations.train if isinstance(one, Written))
+    shown = (one.instruction for one in demonstrations.train if isinstance(one, DemonstratedAnswer))
     known = shown if supervised else _asked(side)
     return side.kind.longest_prompt(side.spec.tasks, known, partial(_most, side, policy))
 

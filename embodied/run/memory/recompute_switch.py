@@ -13,14 +13,14 @@ SWITCH = "gradient_checkpointing"
 
 
 def switched_on(policy: Policy) -> list[nn.Module]:
-    """Returns the parts of a policy that recompute."""
+    """Lists the modules of a policy that recompute activations in the backward pass."""
     modules = policy.modules() if isinstance(policy, nn.Module) else ()
     return [module for module in modules if getattr(module, SWITCH, False) is True]
 
 
 @contextmanager
 def switched_off(modules: list[nn.Module]) -> Iterator[None]:
-    """Switches recomputation off in these modules until the block ends."""
+    """Context in which these modules do not recompute activations."""
     for module in modules:
         setattr(module, SWITCH, False)
     try:

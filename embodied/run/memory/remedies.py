@@ -19,7 +19,8 @@ Phase = Literal["rollout", "update"]
 
 @contextmanager
 def explained(device: torch.device, config: schema.Config, processes: Group, phase: Phase) -> Iterator[None]:
-    """Turns torch's error within the block into one with the memory's figures and the keys that matter in this phase.
+    """Context that turns torch's out-of-memory error into one with the memory's figures and the keys that matter in
+    this phase.
 
     Raises:
         DeviceMemoryError: instead of ``torch.OutOfMemoryError``.

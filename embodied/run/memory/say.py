@@ -25,7 +25,7 @@ from embodied.runtime.slab import available_memory
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The memory that a run will take, and what there is."""
+    """The memory that a run will take, compared with what this machine has."""
 
     config: schema.Config
     processes: Group
@@ -41,12 +41,12 @@ class MemoryPlan:
         return None if self.counted.with_memory and self.processes.size > 1 else self.counted.policy
 
     def say(self, console: Console) -> None:
-        """Shows the memory, and refuses what cannot fit. Raises :class:`DeviceMemoryError`."""
+        """Prints the memory, and refuses what cannot fit. Raises :class:`DeviceMemoryError`."""
         console.table("memory", self.rows())
         self.check()
 
     def rows(self) -> list[list[str]]:
-        """Returns rows of the table of a run."""
+        """Returns the memory's rows in the table of a run."""
         taken, on_gpu = self.taken, self.device is not None
         processes = self.processes
         each = "" if processes.size == 1 else f" (each of {processes.size})"
@@ -83,7 +83,7 @@ class MemoryPlan:
         return [["activations", text]]
 
     def check(self) -> None:
-        """Refuses what cannot fit.
+        """Raises :class:`DeviceMemoryError` if the run cannot fit.
 
         Raises:
             DeviceMemoryError: it names the keys to lower.

@@ -23,14 +23,14 @@ from embodied.schema import Config, FsdpConfig
 
 @dataclass(frozen=True)
 class RankShare:
-    """Bytes that a process holds always, and bytes that it adds at times."""
+    """Bytes of sharded weights that a process holds always, and bytes that it gathers at times."""
 
     weights: Weights
     gathered: Gathered = NOTHING
 
 
 def share_of(policy: Policy, config: Config, group: Group, several_passes: bool) -> RankShare:
-    """Counts the share of the fullest process.
+    """Counts the bytes of the process with the largest share of the sharded policy.
 
     Args:
         policy: whole, as one process builds it; its weights may have no memory.

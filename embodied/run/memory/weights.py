@@ -26,7 +26,7 @@ KINDS: Mapping[str, str] = {
 
 @dataclass
 class Kind:
-    """Tensors of one kind of layer."""
+    """Bytes and number of tensors in one kind of layer."""
 
     bytes: int = 0
     tensors: int = 0

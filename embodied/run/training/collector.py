@@ -64,13 +64,13 @@ class Collector:
         return self._workers
 
     def collect(
-        self, iteration: int, weight_version: int, stop: Interruptible, held: Sequence[EpisodeResult] = (),
+        self, iteration: int, weight_version: int, stop: Interruptible, also_held: Sequence[EpisodeResult] = (),
         ended: Callable[[], None] = lambda: None,
     ) -> Collected:  # fmt: skip
         """Runs the plan of the iteration after ``iteration`` ones, with weights of ``weight_version``.
 
         Args:
-            held: episodes of before whose rows stay.
+            also_held: episodes of before whose rows stay.
             ended: called after each episode; what it raises ends the rollout.
 
         Raises:
@@ -80,7 +80,7 @@ class Collector:
         model, processes = self._simulators.model, self._simulators.processes
         explains = explained(model.device, self._config, processes, "rollout")
         with self._reporter.sections("time/rollout"), explains, model.sharding.acting():
-            return self._collect(iteration, self._job(iteration, weight_version), stop, held, ended)
+            return self._collect(iteration, self._job(iteration, weight_version), stop, also_held, ended)
 
     def _collect(
         self, iteration: int, job: Job, stop: Interruptible, held: Sequence[EpisodeResult], ended: Callable[[], None]
@@ -156,11 +156,11 @@ class Collector:
         if self._config.rollout.print_outputs:
             for result in results:
                 number = result.episode.episode_id
-                self._reporter.console.say(shown(result, *answers.found[number], answers.shown[number]))
+                self._reporter.console.say(episode_text(result, *answers.found[number], answers.shown[number]))
         return results
 
     def plan(self, iteration: int, sampling_round: int = 0) -> list[Episode]:
-        """Makes the plan of an iteration, or that of a refill."""
+        """Makes the plan of an iteration's episodes, or that of a refill (``sampling_round`` above 0)."""
         config, side = self._config, self._side
         plan = train_plan(
             side.spec, seed=config.data_seed, iteration=iteration, episodes=self._sizes.episodes,
@@ -190,13 +190,13 @@ class Collector:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Ends the workers."""
+        """Ends the env workers."""
         if self._workers is not None:
             self._workers.close()
 
 
-def shown(result: EpisodeResult, prompt: str, answer: str, details: Mapping[str, Any]) -> str:
-    """Returns an episode as ``rollout.print_outputs`` prints it."""
+def episode_text(result: EpisodeResult, prompt: str, answer: str, details: Mapping[str, Any]) -> str:
+    """Formats an episode's prompt and answer as ``rollout.print_outputs`` prints it."""
     number, gain = result.episode.episode_id, result.episode_return
     lines = [f"episode {number}, return {gain:g}", f"prompt: {prompt!r}"]
     if "full_prompt" in details:

@@ -28,7 +28,7 @@ Judge = Callable[[Sequence[EpisodeResult]], list[bool]]
 
 @dataclass(frozen=True)
 class Collected:
-    """An iteration's episodes."""
+    """The episodes that an iteration has collected, and those that it trains on."""
 
     results: list[EpisodeResult]  # those to be trained on, in the order of rounds and plan, with records
     episodes: list[EpisodeResult]  # all that were run with sampling; rows of dropped ones hold other records by now
@@ -39,12 +39,12 @@ class Collected:
 
     @property
     def dropped_groups(self) -> int:
-        """Groups that were run and not kept."""
+        """Number of groups that were run and not kept."""
         return len(_groups(self.episodes) - _groups(self.results))
 
 
 def fill(run: Run, groups: int, max_rounds: int, judge: Judge) -> tuple[list[EpisodeResult], list[EpisodeResult], int]:
-    """Runs rounds until ``groups`` groups pass ``judge``, at most ``max_rounds``.
+    """Dynamic sampling: runs rounds of episodes until ``groups`` groups pass ``judge``, at most ``max_rounds``.
 
     Groups of the last round that teach nothing fill what is still missing then: they carry no gradient, and keep the
     denominators those of a full batch.
@@ -65,8 +65,8 @@ def fill(run: Run, groups: int, max_rounds: int, judge: Judge) -> tuple[list[Epi
 
 
 def make_judge(algorithm: AlgorithmConfig, penalty: OverlongPenaltyConfig, limit: int) -> Judge:
-    """Makes the function that says whether ``dynamic_sampling`` keeps an episode's group: if its scores
-    (``filter_reward_metric``) are not all equal, and with ``filter_rewards`` if their mean return is within bounds."""
+    """Makes dynamic sampling's test of whether an episode's group is kept: if its scores (``filter_reward_metric``) are
+    not all equal, and with ``filter_rewards`` if their mean return is within bounds."""
 
     def judge(results: Sequence[EpisodeResult]) -> list[bool]:
         ids = torch.tensor([result.episode.group_id for result in results])
@@ -83,13 +83,13 @@ def make_judge(algorithm: AlgorithmConfig, penalty: OverlongPenaltyConfig, limit
 
 
 def greedy_plan(plan: Sequence[Episode]) -> list[Episode]:
-    """Returns one episode of each start of ``plan``, without video."""
+    """Plans one greedy episode for each start of ``plan``, without video; ReMax takes its return as baseline."""
     first = {episode.start: episode for episode in reversed(plan)}
     return [replace(e, video=None) for e in plan if first[e.start] is e]
 
 
 def baselines(greedy: Sequence[EpisodeResult], penalty: OverlongPenaltyConfig, limit: int) -> dict[Start, float]:
-    """Returns the return of each start's greedy episode, less its penalty."""
+    """Computes ReMax's baselines: the return of each start's greedy episode, less its penalty."""
     penalties = episode_penalties(greedy, penalty, limit).tolist()
     return {r.episode.start: r.episode_return + p for r, p in zip(greedy, penalties, strict=True)}
 

@@ -45,15 +45,15 @@ GoOn = Callable[[float | None], bool]
 
 
 @dataclass(frozen=True)
-class Ran:
-    """A rollout, and the seconds of its sections."""
+class TimedRollout:
+    """The collected episodes of a rollout, and the seconds of its sections."""
 
     collected: Collected
     seconds: Mapping[str, float]
 
 
 class Synchronous:
-    """Rollout, then update: nothing else runs beside either.
+    """Schedules an iteration: rollout, then update; nothing runs beside either.
 
     Args:
         env: of training.
@@ -66,7 +66,7 @@ class Synchronous:
         self._collector, self._trainer, self._reporter = collector, trainer, reporter
 
     def iteration(self, iteration: int, stop: StopSignal) -> dict[str, float]:
-        """Collects and updates, after ``iteration`` iterations; returns the metrics of both.
+        """Makes one iteration, after ``iteration`` were done: rollout and update; returns the metrics of both.
 
         Raises:
             Stopped: in all processes; a signal has ended rollout or update in one.
@@ -78,11 +78,15 @@ class Synchronous:
         return self._metrics(ran, updated)
 
     def close(self) -> None:
-        """Ends what runs beside; here nothing does."""
+        """Ends what runs beside the iteration; here nothing does."""
 
     def _run(
-        self, iteration: int, stop: StopSignal, before: Ran | None = None, ended: Callable[[], None] = lambda: None
-    ) -> Ran:
+        self,
+        iteration: int,
+        stop: StopSignal,
+        before: TimedRollout | None = None,
+        ended: Callable[[], None] = lambda: None,
+    ) -> TimedRollout:
         """Collects the rollout of ``iteration`` with the weights that act.
 
         Args:
@@ -97,9 +101,9 @@ class Synchronous:
         if self._config.env.enable_offload:
             with sections("time/rollout"):
                 self._collector.workers.rest()
-        return Ran(collected, {name: sections.seconds(name) - began[name] for name in began})
+        return TimedRollout(collected, {name: sections.seconds(name) - began[name] for name in began})
 
-    def _update(self, ran: Ran, iteration: int, go_on: GoOn, num_threads: int | None) -> Updated:
+    def _update(self, ran: TimedRollout, iteration: int, go_on: GoOn, num_threads: int | None) -> Updated:
         """Trains on a rollout, whose records stand in the slab."""
         device, own, collected = self._trainer.device, self._processes.rank, ran.collected
         with self._reporter.updating(device, num_threads), explained(device, self._config, self._processes, "update"):
@@ -108,7 +112,7 @@ class Synchronous:
             records.check(lease for result in collected.results if result.rank == own for lease in result.leases)
             return self._trainer.update(records.arrays, collected.results, iteration, baselines, watch)
 
-    def _metrics(self, ran: Ran, updated: Updated, ahead: Ran | None = None) -> dict[str, float]:
+    def _metrics(self, ran: TimedRollout, updated: Updated, ahead: TimedRollout | None = None) -> dict[str, float]:
         """Returns the metrics of rollout and update, and gives back the rows of all but ``ahead``."""
         (found, batch), trainer, processes = updated, self._trainer, self._processes
         workers, train_s = self._collector.workers, self._reporter.sections.seconds("time/train")
@@ -123,7 +127,8 @@ class Synchronous:
 
 
 class OneStepOff(Synchronous):
-    """An update, and beside it the rollout after the one that it learns from."""
+    """Schedules an iteration one step off-policy: an update, and beside it the rollout that the next update
+    learns from."""
 
     def __init__(
         self, config: Config, env: Env, processes: Group, collector: Collector, trainer: Trainer, reporter: Reporter
@@ -131,13 +136,13 @@ class OneStepOff(Synchronous):
         super().__init__(config, env, processes, collector, trainer, reporter)
         self._thread = ThreadPoolExecutor(1, "update")
         self._given_up = Event()
-        self._ahead: Ran | None = None
+        self._ahead: TimedRollout | None = None
         on_gpu = trainer.device.type == "cuda"
         self._stream = torch.cuda.Stream(trainer.device) if on_gpu else None  # else one queue would hold up the other
 
     def iteration(self, iteration: int, stop: StopSignal) -> dict[str, float]:
-        """See :meth:`Synchronous.iteration`. A signal that ends the rollout ends no update that will soon be done: its
-        metrics are returned then, and the next call raises."""
+        """Makes one iteration: an update, and beside it the next rollout. A signal that ends the rollout ends no update
+        that will soon be done: its metrics are returned then, and the next call raises."""
         if iteration == 0:
             self._trainer.begin_rollout(0)
         ran, self._ahead = self._ahead or self._run(iteration, stop), None
@@ -158,10 +163,10 @@ class OneStepOff(Synchronous):
         return self._metrics(ran, updated, self._ahead)
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Ends the thread in which rollouts run."""
         self._thread.shutdown()
 
-    def _update_beside(self, ran: Ran, iteration: int, stop: StopSignal, num_threads: int) -> Updated:
+    def _update_beside(self, ran: TimedRollout, iteration: int, stop: StopSignal, num_threads: int) -> Updated:
         """Runs in the thread."""
 
         def go_on(left_s: float | None) -> bool:
@@ -172,7 +177,7 @@ class OneStepOff(Synchronous):
 
 
 def processes_of(algorithm: AlgorithmConfig, processes: Group) -> Group:
-    """Returns the processes of the rollout, which may exchange results while an update exchanges gradients. A
+    """Returns the group in which the rollout's processes exchange results while an update exchanges gradients. A
     collective of the processes that are connected."""
     hosts = processes.of("rollout")
     return hosts.beside() if algorithm.max_staleness else hosts
@@ -181,14 +186,14 @@ def processes_of(algorithm: AlgorithmConfig, processes: Group) -> Group:
 def make_turns(
     config: Config, env: Env, processes: Group, collector: Collector, trainer: Trainer, reporter: Reporter
 ) -> Synchronous:  # fmt: skip
-    """Makes the order that ``algorithm.max_staleness`` asks for."""
+    """Makes the schedule of rollouts and updates that ``algorithm.max_staleness`` asks for."""
     kind = OneStepOff if config.algorithm.max_staleness else Synchronous
     return kind(config, env, processes, collector, trainer, reporter)
 
 
 @contextmanager
 def apart_from_other_threads() -> Iterator[None]:
-    """Keeps this thread from changing how autocast computes in others.
+    """Context that keeps this thread's autocast from changing the weights that other threads compute with.
 
     Autocast keeps the weights that it has cast in one table for all threads, and a thread that leaves its outermost
     autocast empties it. A weight that is used twice in a pass would then be cast twice, or once, depending on what

@@ -30,7 +30,7 @@ SFT_TIMES = ("time/train", "time/eval")
 
 @dataclass(frozen=True)
 class RolloutShare:
-    """One process's own numbers of a rollout; the processes exchange them."""
+    """One process's part of a rollout's measurements, which the processes exchange."""
 
     stats: RolloutStats
     used: Mapping[str, np.ndarray]  # integer field of its decisions → the values that occurred, each once
@@ -45,7 +45,7 @@ def of_rollout(
     processes: Group, policy: PolicySpec, workers: Workers, collected: Collected, batch: Batch,
     times: Mapping[str, float], env: Env, most: int | None = None,
 ) -> dict[str, float]:  # fmt: skip
-    """Returns the ``rollout/`` metrics of an iteration, over all its episodes, and who waited for whom in it. A
+    """Computes the ``rollout/`` metrics of an iteration, over all its episodes, and who waited for whom in it. A
     collective.
 
     Args:
@@ -140,8 +140,7 @@ def _beside_the_plan(collected: Collected) -> dict[str, float]:
 
 
 def of_update(processes: Group, trainer: Trainer, device: torch.device, seconds: float) -> dict[str, float]:
-    """Returns the rates of an iteration's update over all processes, and the most that it took of a device's memory. A
-    collective.
+    """Computes the rates of an iteration's update over all processes, and its peak of device memory. A collective.
 
     Args:
         seconds: that the update took.
@@ -158,7 +157,8 @@ def of_update(processes: Group, trainer: Trainer, device: torch.device, seconds:
 
 
 def device_memory(device: torch.device) -> dict[str, float]:
-    """Returns a GPU's peak since the last call; nothing for a CPU, as ``memory/pss_gb`` covers its processes."""
+    """Returns a GPU's peak memory (GB) since the last call; nothing for a CPU, as ``memory/pss_gb`` covers its
+    processes."""
     if device.type != "cuda":
         return {}
     peak = torch.cuda.max_memory_allocated(device)
@@ -167,7 +167,7 @@ def device_memory(device: torch.device) -> dict[str, float]:
 
 
 def with_times(metrics: Mapping[str, float], sections: Sections, together: bool = False) -> dict[str, float]:
-    """Adds seconds and shares of an iteration of reinforcement learning.
+    """Adds the ``time/`` metrics of an iteration of reinforcement learning to ``metrics``: seconds and shares.
 
     Seconds that ``metrics`` has already stay: another process may have begun the iteration.
 
@@ -182,8 +182,8 @@ def with_times(metrics: Mapping[str, float], sections: Sections, together: bool 
 
 
 def with_sft_times(metrics: Mapping[str, float], sections: Sections, samples: int) -> dict[str, float]:
-    """Adds seconds of an iteration of supervised training, and the rate of the ``samples`` that all processes have
-    trained on."""
+    """Adds the ``time/`` metrics of an iteration of supervised training, and the rate of the ``samples`` that all
+    processes have trained on."""
     seconds = {name: sections.seconds(name) for name in SFT_TIMES}
     return {
         **metrics,

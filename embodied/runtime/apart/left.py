@@ -16,8 +16,8 @@ ROUNDS = 5  # searches at most: a process may have started others before it was 
 
 
 def end_left(label: str) -> int:
-    """Kills every process of this user that carries the label; returns how many there were. Those that have cleared
-    their environment are not found."""
+    """Kills every process of this user whose environment carries the label; returns how many there were. Those that
+    have cleared their environment are not found."""
     ended = set[int]()
     for _ in range(ROUNDS):
         found = {pid for pid in _pids() if _kill(pid, label)}

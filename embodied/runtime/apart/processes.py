@@ -12,7 +12,7 @@ from embodied.lib.child import Child, reap
 
 
 class Processes:
-    """Commands that run now, one process group each. Once they are stopped, no other starts."""
+    """Child processes that run now, each in a process group of its own. Once they are stopped, no other starts."""
 
     def __init__(self) -> None:
         self.stopped = threading.Event()

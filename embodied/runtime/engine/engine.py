@@ -49,7 +49,7 @@ class EngineConfig:
 
 
 class Engine:
-    """An engine that serves one policy.
+    """An inference engine, in a process of its own, that generates for one policy.
 
     Args:
         policy: one that is :class:`embodied.protocols.ServedByEngine`.
@@ -87,7 +87,8 @@ class Engine:
         return self._weights.rests
 
     def begin(self, sampling: Sampling) -> None:
-        """Begin a rollout with the present weights. Nothing is asked.
+        """Begins a rollout: sends the present weights if they have changed, and sets the sampling. No
+        request is pending.
 
         Raises:
             ConfigError: the weights have numbers that their format on the way does not hold.
@@ -111,7 +112,7 @@ class Engine:
             self._replace(error)
 
     def ask(self, prompt: Sequence[int], seed: int) -> int:
-        """Ask for a text; return the number under which :meth:`poll` gives it."""
+        """Requests a text; returns the number under which :meth:`poll` gives it."""
         self._next += 1
         if not self._asked and self._process is not None:
             self._process.heard = time.monotonic()
@@ -125,7 +126,7 @@ class Engine:
             self._process.send("cancel", number=number)
 
     def poll(self) -> list[tuple[int, EngineText]]:
-        """Wait some milliseconds for texts; return those that are whole, with their numbers.
+        """Waits some milliseconds for texts; returns the finished ones with their numbers.
 
         Raises:
             EngineError: it has failed too often in a row.
@@ -139,7 +140,7 @@ class Engine:
             return []
 
     def rest(self) -> None:
-        """End a rollout: free the device's memory, if the engine can, and bring the policy's weights back. An engine
+        """Ends a rollout: frees the device's memory, if the engine can, and brings the policy's weights back. An engine
         that was still at work is ended."""
         try:
             self._sleep()
@@ -161,12 +162,13 @@ class Engine:
                 self._say(f"{error.message}\n{last_lines(error.detail)}\n  the next rollout starts a new one")
 
     def compared(self, mean: float, most: float) -> None:
-        """Note how far the log-probs of its first texts were from the policy's own, nats."""
+        """Notes how far the engine's log-probs of its first texts were from the policy's own: mean and
+        largest, nats."""
         self.checked = True
         self._measured |= {"rollout/engine_logprob_gap_mean": mean, "rollout/engine_logprob_gap": most}
 
     def take_metrics(self) -> dict[str, float]:
-        """Return what was measured since the last call."""
+        """Returns the ``rollout/engine_…`` metrics since the last call, and resets them."""
         found, self._measured = {"rollout/engine_restarts": 0.0, **self._measured}, {}
         return found
 

@@ -25,7 +25,8 @@ KEY = "rollout.validate_save_dir"
 
 
 class Evidence:
-    """Compares and keeps what does not agree; if asked, also the first transfer that does.
+    """Compares weights and log-probs of engine and policy, and keeps files of what does not agree; if ``first``, also
+    of the first transfer that does.
 
     Args:
         folder: gets the files, which replace those of an earlier run; None = nothing is written.
@@ -37,7 +38,7 @@ class Evidence:
         self._first = {"weights", "logprobs"} if first else set[str]()
 
     def weights(self, sent: Sequence[Described], read: Sequence[Described]) -> tuple[list[str], str]:
-        """Compares the tensors of the next transfer, which have names of their own.
+        """Compares the tensors of a weight transfer, as sent and as read; returns differences and where they are kept.
 
         Returns:
             what differs, a tensor each, and where it is kept ("" = nowhere).
@@ -54,7 +55,8 @@ class Evidence:
         self, tokens: Iterable[np.ndarray], engine: Iterable[np.ndarray], policy: Iterable[np.ndarray],
         gap: float, allowed: float, agree: bool,
     ) -> str:  # fmt: skip
-        """Keeps the log-probs of texts [n][tokens of each], where they disagree or come first.
+        """Keeps the log-probs of texts [n][tokens of each], where engine and policy disagree or where they come first;
+        returns where.
 
         Args:
             gap: mean difference, nats.
@@ -83,9 +85,9 @@ class Evidence:
         return f"what was compared is in {path}"
 
 
-def remedy(kept: str) -> str:
-    """Returns the end of a fix: where the compared values are kept, or which key keeps them."""
-    return kept or f"{KEY}=FOLDER keeps what was compared"
+def remedy(kept_in: str) -> str:
+    """Returns the end of an error's fix: where the compared values are kept, or which key keeps them."""
+    return kept_in or f"{KEY}=FOLDER keeps what was compared"
 
 
 def _facts(tensor: Described | None) -> dict[str, Any] | None:

@@ -22,7 +22,7 @@ from embodied.protocols import Policy, ServedByEngine
 from embodied.random import Stream, generator_seed
 from embodied.runtime.engine.engine import Engine
 from embodied.runtime.engine.evidence import remedy
-from embodied.runtime.policy.policy_port import Draw, PolicyRows, Request
+from embodied.runtime.policy.policy_port import Draw, PolicyPort, PolicyRows, Request
 from embodied.runtime.slab import Slab
 from embodied.types import OUTSIDE, EnvSpec, Sampling
 
@@ -32,15 +32,15 @@ MOSTLY = 0.98  # least share of their tokens that the policy's own distribution 
 
 @dataclass(frozen=True)
 class FirstTexts:
-    """Records of an engine's first texts, taken out of their rows, which others may soon have."""
+    """Copies of the first records that an engine generated, to compare its log-probs with the policy's."""
 
     records: Mapping[str, torch.Tensor]  # observations and decisions, on the device
     logprobs: np.ndarray  # log-probs that the engine gave, [n, tokens]
     counts: np.ndarray  # bool [n, tokens], which tokens there are
 
 
-class EnginePort:
-    """Answers observations with texts that an engine writes. See
+class EnginePort(PolicyPort):
+    """A policy port whose texts an inference engine generates. See
     :class:`embodied.runtime.policy.policy_port.PolicyPort`.
 
     The engine adds numbers up in another order when it works on other texts at the same time. So a text is a function

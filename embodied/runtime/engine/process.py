@@ -20,7 +20,7 @@ STACK_S = 0.2  # pause between asking a process that hangs for its stack and rea
 
 
 class EngineProcess:
-    """A process that runs ``child/serve.py``, or something else that talks like it.
+    """A process that runs ``child/serve.py``, or another program of the same messages, and the connection to it.
 
     Args:
         command: starts it; the number of its end of the socket is put behind.
@@ -96,7 +96,7 @@ class EngineProcess:
         raise self.hung(limit_s, key)
 
     def hung(self, limit_s: float, key: str) -> EngineError:
-        """Return the error of a process that was silent for too long, with the place where it stands."""
+        """Makes the error of an engine process that was silent for too long, with the place where it stands."""
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGUSR1)
         time.sleep(STACK_S)

@@ -19,7 +19,7 @@ RUN = 4096  # numbers that are summed at a time
 
 
 class Weights(Protocol):
-    """Moves the policy's own weights off the device while an engine generates, or leaves them there."""
+    """Interface that moves the policy's own weights off the device while an engine generates, or leaves them there."""
 
     @property
     def rests(self) -> bool:
@@ -54,10 +54,11 @@ class WeightsFile:
 
     @property
     def path(self) -> str:
+        """Path under which other processes of this user can open the file."""
         return f"/proc/{os.getpid()}/fd/{self._fd}"
 
     def write(self, weights: Iterable[tuple[str, Tensor]]) -> Sequence[Described]:
-        """Replace its content; return what was written of each tensor."""
+        """Replaces the file's content by these weights; returns name, dtype, shape and checksum of each."""
         writer = Writer(self._fd)
         for name, tensor in weights:
             flat = tensor.detach().contiguous().cpu().reshape(-1)
@@ -66,6 +67,7 @@ class WeightsFile:
         return writer.written
 
     def empty(self) -> None:
+        """Frees the memory; the file is empty then."""
         os.ftruncate(self._fd, 0)
 
     def close(self) -> None:
@@ -73,7 +75,7 @@ class WeightsFile:
 
 
 def in_format(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
-    """Yield weights in the number format in which they travel; None = as they are.
+    """Casts weights, one at a time, to the number format in which the engine gets them; None = as they are.
 
     Raises:
         ConfigError: a number is too large for the format.
@@ -93,7 +95,7 @@ def in_format(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None) 
 
 
 def fingerprint(policy: nn.Module) -> int:
-    """Return a number that is another one when a trained weight has changed. Computed where the weights are: sums of
+    """Hashes a policy's trained weights, to see whether they have changed. Computed where the weights are: sums of
     their bits, over 4096 numbers at a time."""
     found = 0
     for parameter in policy.parameters():

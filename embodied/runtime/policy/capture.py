@@ -65,12 +65,13 @@ class CapturedAct:
 
 
 def buffers_of(policy: Policy) -> list[tuple[int, torch.Size]]:
-    """Addresses and shapes of the policy's buffers. They change when the policy replaces a buffer, such as a table of
-    prompts that a new sentence has made larger."""
+    """Lists addresses and shapes of the policy's buffers: a CUDA graph is captured again when they change. They change
+    when the policy replaces a buffer, such as a table of prompts that a new sentence has made larger."""
     assert isinstance(policy, torch.nn.Module)
     return [(buffer.data_ptr(), buffer.shape) for buffer in policy.buffers()]
 
 
 def fast_act(policy: Policy, device: torch.device, enforce_eager: bool) -> Act:
-    """A fresh capture of ``policy.act`` where there is a GPU, else ``policy.act`` itself."""
+    """Captures ``policy.act`` as a CUDA graph at its next call; without a GPU, or with ``enforce_eager``, returns
+    ``policy.act`` itself."""
     return policy.act if enforce_eager or device.type != "cuda" else CapturedAct(policy)

@@ -19,13 +19,13 @@ import torch
 from embodied.protocols import Decodes, Policy
 from embodied.random import Stream
 from embodied.runtime.plan import noise
-from embodied.runtime.policy.policy_port import Draw, PolicyRows, Request
+from embodied.runtime.policy.policy_port import Draw, PolicyPort, PolicyRows, Request
 from embodied.runtime.slab import Slab
 from embodied.types import Decision, EnvSpec, Sampling
 
 
-class Decoder:
-    """Answers observations by decoding, ``lanes`` at a time.
+class Decoder(PolicyPort):
+    """A policy port that answers observations by decoding token by token, ``lanes`` at a time.
 
     Args:
         policy: a policy that is :class:`embodied.protocols.Decodes`.

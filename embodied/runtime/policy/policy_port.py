@@ -42,7 +42,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Draw:
-    """Sampling parameters and random stream of one rollout's decisions."""
+    """Sampling settings and random stream of a rollout's decisions."""
 
     sampling: Sampling
     seed: int
@@ -61,7 +61,7 @@ class PolicyPort(Protocol):
     """
 
     def begin(self, draw: Draw) -> None:
-        """Begin a rollout with the present weights, instructions and sampling. Nothing is pending."""
+        """Begins a rollout with the present weights, instructions and sampling. Nothing is pending."""
         ...
 
     def submit(self, requests: Sequence[Request]) -> None:
@@ -90,7 +90,7 @@ class PolicyPort(Protocol):
         ...
 
     def end(self, whole: bool = True) -> None:
-        """Free what only a rollout needs, such as a cache of keys and values; also after a rollout that failed.
+        """Frees what only a rollout needs, such as a cache of keys and values; ``whole`` False: the rollout failed.
 
         Args:
             whole: False: it failed, or was stopped.
@@ -100,7 +100,8 @@ class PolicyPort(Protocol):
 
 @runtime_checkable
 class OffersPort(Protocol):
-    """A stand-in for a policy, with a policy port of its own; e.g. answers that are read from a file."""
+    """Interface of a stand-in for a policy that has a policy port of its own; e.g. answers that are read
+    from a file."""
 
     def port(self, slab: Slab) -> PolicyPort:
         """The port that answers observations in the rows of ``slab``."""
@@ -108,7 +109,7 @@ class OffersPort(Protocol):
 
 
 class PolicyRows:
-    """Reads the observations of rows as the policy wants them, and writes its decisions into the rows."""
+    """Reads a policy's observations from slab rows, and writes its decisions into them."""
 
     def __init__(self, policy: Policy, slab: Slab, env: EnvSpec, device: torch.device) -> None:
         self._policy, self._slab, self._env, self._device = policy, slab, env, device
@@ -134,7 +135,7 @@ class PolicyRows:
         return obs | {name: values.to(self._device) for name, values in encoded.items()}
 
     def write(self, rows: list[int], decision: Decision, fill: int = 0, only: str | None = None) -> None:
-        """Write the first decisions into ``rows``, or one field of them.
+        """Writes decisions into ``rows``: all fields, or ``only`` one; ``fill`` decisions at the end belong to no row.
 
         Args:
             fill: decisions beyond those of ``rows``, which are not written.
@@ -157,8 +158,8 @@ class PolicyRows:
         return got.cpu().numpy()
 
 
-class OnePass:
-    """A policy of this process that answers a batch in one call of :meth:`embodied.protocols.Policy.act`.
+class OnePass(PolicyPort):
+    """A policy port that answers a batch in one call of :meth:`embodied.protocols.Policy.act`.
 
     Args:
         env: the policy is bound to its instructions when a rollout begins.

@@ -10,7 +10,8 @@ from embodied.runtime.pool.process import WorkerProcess
 
 
 def kill(worker: WorkerProcess) -> list[SafeStopError]:
-    """Kill a worker. Returns the error of its robot's stop, so that the others are ended before it is raised."""
+    """Kills an env worker, after its robot was stopped. Returns the stop's error, so that other workers are ended
+    before it is raised."""
     try:
         worker.kill()
     except SafeStopError as error:
@@ -19,8 +20,8 @@ def kill(worker: WorkerProcess) -> list[SafeStopError]:
 
 
 def await_end(worker: WorkerProcess, deadline: float) -> list[SafeStopError]:
-    """Wait for the end of a worker that was told to end, and kill it at the monotonic time ``deadline``. A robot is
-    stopped unless its worker has ended in order. Returns as :func:`kill` does."""
+    """Waits for the end of an env worker that was told to end, and kills it at the monotonic time ``deadline``. A robot
+    is stopped unless its worker has ended in order. Returns as :func:`kill` does."""
     try:
         code = worker.process.wait(max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
@@ -31,7 +32,8 @@ def await_end(worker: WorkerProcess, deadline: float) -> list[SafeStopError]:
 
 
 def press(worker: WorkerProcess) -> None:
-    """Ask a worker whose deadline has passed for its stack, or kill it. Raises if its robot cannot be stopped."""
+    """Asks an env worker whose deadline has passed for its stack, or kills it. Raises if its robot cannot
+    be stopped."""
     try:
         worker.press()
     except SafeStopError as failed:
@@ -51,7 +53,7 @@ def _because(failed: SafeStopError, why: str) -> SafeStopError:
 
 
 def not_replaced(error: Exception) -> Exception:
-    """The error that ends a run whose robot was stopped."""
+    """Makes the error that ends a run whose robot was stopped: its worker is not replaced."""
     if not isinstance(error, WorkerError):
         return error
     remedy = (

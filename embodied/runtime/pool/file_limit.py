@@ -22,7 +22,7 @@ torchrun, 13 with it; the rest is left for the libraries and drivers of GPUs, wh
 
 @dataclass(frozen=True)
 class OpenFiles:
-    """Files that a process of the run will have open at once, beside those that it has open now."""
+    """File descriptors that a process of the run will open, beside those that it has open now."""
 
     workers: int
     each: int  # files for one worker
@@ -34,12 +34,13 @@ class OpenFiles:
 
 
 def open_now() -> int:
-    """Files that this process has open."""
+    """Counts the file descriptors that this process has open."""
     return len(os.listdir("/proc/self/fd")) - 1  # the listing opens one
 
 
 def check(files: OpenFiles) -> int:
-    """Returns how many files are needed. Raises :class:`ConfigError` if the hard limit is lower; changes nothing."""
+    """Returns how many file descriptors the run needs. Raises :class:`ConfigError` if the hard limit is lower; changes
+    nothing."""
     needed, hard = files.needed, limits()[1]
     if needed > hard:
         raise _too_low(files, needed, int(hard))
@@ -47,7 +48,7 @@ def check(files: OpenFiles) -> int:
 
 
 def allow(files: OpenFiles) -> None:
-    """Raise this process's soft limit to what is needed, if the hard one lets it.
+    """Raises this process's soft limit of open files to what is needed, if the hard one lets it.
 
     Workers inherit the raised limit. It does them no harm: ``select()`` fails for descriptors from 1024 on, whatever
     the limit, and a worker opens few, with the lowest free numbers. The runtime itself uses epoll and poll. The limit
@@ -63,7 +64,7 @@ def allow(files: OpenFiles) -> None:
 
 
 def limits() -> tuple[float, float]:
-    """Returns this process's soft and hard limit."""
+    """Returns this process's soft and hard limit of open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return tuple(float("inf") if x == resource.RLIM_INFINITY else x for x in (soft, hard))  # type: ignore[return-value]
 

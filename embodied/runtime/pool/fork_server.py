@@ -113,7 +113,7 @@ class ForkServer:
 
 
 class ServerProcess:
-    """One process of the server. ``fate`` says how it ended, once that is known."""
+    """A process of the fork server. ``fate`` says how it ended, once that is known."""
 
     def __init__(self, python: str, hello: Hello, environment: Mapping[str, str], log: Path) -> None:
         self.fate, self.hung = "", False

@@ -31,34 +31,37 @@ MAX_FDS = 16
 
 @dataclass(frozen=True)
 class Hello:
-    """Set-up of the server. It comes in a memfd, so that the server can read it again when it begins anew."""
+    """First message to the fork server: which envs to import. It comes in a memfd, so that the server can read it again
+    when it begins anew."""
 
     envs: tuple[EnvClass, ...]
     sys_path: tuple[str, ...]  # see embodied.runtime.messages.WorkerSetup
 
 
 class Begun(NamedTuple):
-    """The server makes this step now."""
+    """Message of the fork server: it makes this step now."""
 
     step: str
 
 
 class Serving(NamedTuple):
-    """The server has made its steps."""
+    """Message of the fork server: it forks from now on; which steps workers inherit, and why others were left out."""
 
     steps: tuple[str, ...]  # what workers inherit
     refused: str  # why other steps were left out; empty if none was
 
 
 class Request(NamedTuple):
-    """Asks for a worker. With it come the worker's end of the socket, what else it inherits, and last its log."""
+    """Message to the fork server: fork a worker. With it come the worker's end of the socket, what else it inherits,
+    and last its log."""
 
     number: int  # the answer has the same number
     environment: Mapping[str, str | None]  # variables that differ from the server's at its start; None = not set
 
 
 class Forked(NamedTuple):
-    """Answers a :class:`Request`. With it comes a pidfd, which stays right when another process gets the pid."""
+    """Message of the fork server that answers a :class:`Request`. With it comes a pidfd, which stays right when another
+    process gets the pid."""
 
     number: int
     pid: int
@@ -67,7 +70,7 @@ class Forked(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A worker has ended; it is reaped."""
+    """Message of the fork server: a worker has ended; it is reaped."""
 
     pid: int
     code: int  # return code as in subprocess: negative is a signal

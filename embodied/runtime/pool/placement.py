@@ -44,7 +44,7 @@ for i in range(count.value):
 
 
 def gpu_of(worker: int, gpus: Sequence[int]) -> int | None:
-    """Returns the GPU of a worker; workers take the GPUs in turn.
+    """Returns the GPU that an env worker renders on; workers take the GPUs in turn.
 
     >>> [gpu_of(worker, (2, 3)) for worker in range(5)], gpu_of(0, ())
     ([2, 3, 2, 3, 2], None)

@@ -40,11 +40,12 @@ class Deadlines:
     step: float
 
     def of(self, phase: str) -> float:
+        """Returns the deadline of a phase, seconds."""
         return {"starting": self.init, "resetting": self.reset}.get(phase, self.step)
 
     @property
     def shortest(self) -> float:
-        """Seconds of the shortest deadline of a worker that serves."""
+        """Seconds of the shortest deadline of a worker that has started: reset or step."""
         return min(self.reset, self.step)
 
 
@@ -138,7 +139,7 @@ class WorkerProcess:
         return [*self.pending][:1]
 
     def give(self, command: Command) -> None:
-        """Note a command that it is given."""
+        """Notes a command that was sent to the worker."""
         self.pending[command.slot] = command
         self.resets += command.kind == Kind.RESET
         self.told = time.monotonic()
@@ -146,8 +147,8 @@ class WorkerProcess:
             self.since = self.told
 
     def answered(self, done: Completion) -> None:
-        """Note a command that it has executed. Its present phase began then, or when it was last told, if that is
-        later."""
+        """Notes a command that the worker has executed. Its present phase began then, or when it was last told, if that
+        is later."""
         self.since = max(self.told, done.finished)
         del self.pending[done.slot]
         if done.kind == Kind.RESET:
@@ -172,7 +173,7 @@ class WorkerProcess:
             self.kill()
 
     def kill(self) -> None:
-        """Kill it; its robot is stopped before. Raises :class:`SafeStopError`, once it is killed."""
+        """Kills the worker; its robot is stopped before. Raises :class:`SafeStopError`, once it is killed."""
         try:
             self.stop_robot()
         finally:
@@ -192,7 +193,7 @@ class WorkerProcess:
             self.guardian.stop()
 
     def listen(self) -> None:
-        """Read its first message (facts), or its last one (an error), if there is one."""
+        """Reads the worker's first message (facts), or its last one (an error), if there is one."""
         self.socket.settimeout(1.0)  # a message is sent as a whole, or its writer is gone
         try:
             while isinstance(message := receive(self.socket), Notice):
@@ -207,7 +208,7 @@ class WorkerProcess:
             self.kill()  # it has reported everything, and closing could hang
 
     def notices(self) -> list[str]:
-        """Returns its notices since the last call; does not wait for more."""
+        """Returns texts for a person that the worker has sent since the last call; does not wait for more."""
         told: list[str] = []
         waiting = select.poll()
         waiting.register(self.socket, select.POLLIN)

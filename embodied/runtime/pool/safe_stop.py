@@ -38,7 +38,7 @@ from embodied.runtime.pool.placement import START, module_folders
 
 @dataclass(frozen=True)
 class Setup:
-    """First message to a guardian: the env's class and how to make it."""
+    """First message to a guardian process, which stops a robot: the env's class and how to make it."""
 
     env_target: str
     env_kwargs: Mapping[str, Any]
@@ -48,14 +48,14 @@ class Setup:
 
 @dataclass(frozen=True)
 class Watch:
-    """The worker that the robot belongs to."""
+    """Message to a guardian process: the worker that the robot belongs to."""
 
     pid: int
 
 
 @dataclass(frozen=True)
 class Done:
-    """Answers the set-up, and a stop."""
+    """Message of a guardian process: set-up or stop is done."""
 
     error: str = ""  # a traceback; empty if all is well
 
@@ -65,7 +65,7 @@ FREEZE_S = 2.0  # limit for a process to stand still after SIGSTOP; it must be s
 
 
 class Guardian:
-    """The launcher's end of a guardian.
+    """The launcher's end of a guardian: a process that stops a robot when its worker cannot.
 
     Args:
         python: the worker's interpreter; None = this one.
@@ -92,10 +92,11 @@ class Guardian:
 
     @staticmethod
     def setup(target: str, kwargs: Mapping[str, Any], python: str | None, timeout_s: float) -> Setup:
+        """Makes the first message to a guardian."""
         return Setup(target, kwargs, module_folders(python, sys.path, (sys.prefix, sys.base_prefix)), timeout_s)
 
     def watch(self, pid: int) -> None:
-        """Tell it the worker that it has to kill if the launcher is killed."""
+        """Tells the guardian the worker that it has to kill if the launcher is killed."""
         with suppress(OSError):  # it has ended; a stop will say so
             send(self._socket, Watch(pid))
 
@@ -143,7 +144,7 @@ class Guardian:
 
 
 class Worker(NamedTuple):
-    """The worker that the robot belongs to."""
+    """The worker process that the robot belongs to."""
 
     pid: int
     pidfd: int

@@ -29,12 +29,13 @@ class Supervisor:
         self.total = 0  # failures that were survived
 
     def noticed(self, notices: Sequence[str]) -> None:
-        """Print the first notice of a worker; the other workers tell the same."""
+        """Prints the first notice of a worker; the other workers send the same."""
         if notices and not self._noticed:
             self._noticed = True
             self._say(notices[0])
 
     def finished_an_episode(self, worker: int) -> None:
+        """Resets the worker's failures in a row."""
         self._in_a_row[worker] = 0
 
     def failed(self, worker: int, error: Exception, served: bool, log: object) -> None:
@@ -83,5 +84,5 @@ def _too_many(error: Exception, what: str) -> Exception:
 
 
 def last_lines(text: str) -> str:
-    """Returns the end of a traceback or log, marked as such."""
+    """Cuts a traceback or log to its end, marked as such."""
     return "\n".join(f"  | {line}" for line in text.rstrip().splitlines()[-SAID_LINES:])

@@ -26,7 +26,7 @@ from embodied.types import Episode, EpisodeResult, Lease, Sampling
 
 @dataclass(frozen=True)
 class Job:
-    """Settings with which a plan is run.
+    """Settings under which a plan of episodes is run: sampling, step limit, what is recorded.
 
     Args:
         max_steps: step limit of each episode, control steps.
@@ -62,7 +62,7 @@ class Job:
     iteration: int = 0
 
     def rows_needed(self, chunk: int) -> int:
-        """Slab rows that one episode may take, with ``chunk`` actions a record."""
+        """Returns the most slab rows that one episode takes, with ``chunk`` actions a record."""
         if not self.keep_records:
             return 2
         return -(-self.max_steps // chunk) + (self.value_truncated or self.value_terminated)
@@ -70,7 +70,7 @@ class Job:
 
 @dataclass
 class RolloutStats:
-    """Counts and seconds of one ``collect``. Only attempts that ran to their end count. Worker seconds are summed over
+    """Counts and seconds of one rollout. Only attempts that ran to their end count. Worker seconds are summed over
     workers."""
 
     env_steps: int = 0
@@ -87,6 +87,7 @@ class RolloutStats:
     slot_idle_s: float = 0.0  # the part of slot_s without a command: waiting for the policy or an episode
 
     def add(self, done: Completion) -> None:
+        """Adds the counts and seconds of an executed command."""
         self.env_steps += done.num_steps
         self.chunks += done.kind == Kind.STEP
         self.reset_s += done.reset_s
@@ -95,13 +96,14 @@ class RolloutStats:
         self.video_s += done.video_s
 
     def merge(self, other: RolloutStats) -> None:
+        """Adds the counts and seconds of another rollout."""
         for counted in fields(self):
             setattr(self, counted.name, getattr(self, counted.name) + getattr(other, counted.name))
 
 
 @dataclass
 class Running:
-    """An attempt at an episode, in a slot."""
+    """A running attempt at an episode, in a slot."""
 
     episode: Episode
     leases: list[Lease] = field(default_factory=list)  # records so far; the last one holds the present observation
@@ -124,7 +126,8 @@ class Running:
 
 
 class Episodes:
-    """Makes the commands for slots, as the plan asks and the free rows allow.
+    """Tracks the episodes of a plan: waiting, running in slots, ended. Makes the commands for slots, as
+    free rows allow.
 
     Args:
         chunk: actions a record.
@@ -158,7 +161,8 @@ class Episodes:
         return bool(self.pending) and self._records.free - self._reserved >= self._rows_needed
 
     def start(self, slot: int, index: int) -> tuple[Command, Video | None, Draws | None]:
-        """Begin ``pending[index]`` in ``slot``. Returns the command, its video, and its perturbation."""
+        """Begins the waiting episode ``pending[index]`` in ``slot``. Returns the command, its video, and its
+        perturbation."""
         episode = self.pending.pop(index)
         self._reserved += self._rows_needed
         running = self.running[slot] = Running(episode, next=self._lease(episode))
@@ -181,7 +185,7 @@ class Episodes:
         return Draws(perturbed.condition.by, self.job.seed, int(stream), perturbed.place)
 
     def step(self, slot: int) -> Command:
-        """Execute the chunk in the slot's present record."""
+        """Makes the command that executes the chunk in the slot's present record."""
         running, job = self.running[slot], self.job
         last_chunk = running.steps + self._chunk >= job.max_steps
         goes_on = not last_chunk or job.value_truncated or job.value_terminated
@@ -192,14 +196,14 @@ class Episodes:
         )  # fmt: skip
 
     def request(self, slot: int) -> Request:
-        """Ask for a decision on the slot's present observation; the record's keys stand in its row."""
+        """Makes the request for a decision on the slot's present observation; the record's keys stand in its row."""
         running = self.running[slot]
         row, episode = running.row, running.episode
         self._write_keys(row, episode, running.t)
         return Request(slot, row, episode.episode_id, running.t)
 
     def final_request(self, result: EpisodeResult) -> Request:
-        """Request for the observation after the last step. That observation is no record."""
+        """Makes the request for the value of the observation after the last step. That observation is no record."""
         row, t = result.final_row, len(result.rows)
         self._write_keys(row, result.episode, t)
         self._records.arrays["num_steps"][row] = 0
@@ -213,8 +217,8 @@ class Episodes:
         arrays["version"][row] = self.job.version
 
     def book(self, completion: Completion) -> EpisodeResult | None:
-        """Note what a slot has done. Returns the result if its episode has ended; otherwise its next observation is
-        there."""
+        """Books an executed command of a slot. Returns the result if its episode has ended; otherwise its next
+        observation is there."""
         running = self.running[completion.slot]
         running.stats.add(completion)
         if completion.kind == Kind.STEP:
@@ -225,7 +229,7 @@ class Episodes:
         return None
 
     def requeue(self, slot: int) -> Episode | None:
-        """Put the episode of a slot whose worker has failed, if it ran one, back in line; it leaves nothing."""
+        """Puts the episode of a failed worker's slot, if it ran one, back in line; nothing of the attempt is kept."""
         running = self.running.pop(slot, None)
         if running is None:
             return None
@@ -236,12 +240,12 @@ class Episodes:
         return running.episode
 
     def give_up(self, episode: Episode, why: str) -> None:
-        """Take an episode that waits out of the line: it could not be run."""
+        """Gives up a waiting episode: it could not be run."""
         self.pending.remove(episode)
         self.results.append(EpisodeResult(episode, (), 0.0, False, 0, False, False, not_run=why))
 
     def in_vain(self, episode: Episode) -> int:
-        """Count a failure of a worker that was busy with ``episode``. Returns how many there were."""
+        """Counts a worker's failure while it was busy with ``episode``. Returns how many there were."""
         self._vain[episode.episode_id] += 1
         return self._vain[episode.episode_id]
 

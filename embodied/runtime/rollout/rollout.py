@@ -48,7 +48,8 @@ GIVEN_UP_IN_A_ROW = (
 
 @dataclass
 class BuiltTasks:
-    """Tasks whose simulators each slot has built, the latest last. Building one costs as much as an episode."""
+    """Remembers the tasks whose simulators each slot has built, the latest last. Building one costs as much as an
+    episode."""
 
     num_slots: int
     built: list[deque[int]] = field(init=False)
@@ -57,8 +58,8 @@ class BuiltTasks:
         self.built = [deque(maxlen=64) for _ in range(self.num_slots)]
 
     def pick(self, slot: int, pending: Sequence[Episode], running: Iterable[Episode]) -> int:
-        """Index of the pending episode that ``slot`` should take: one of a task that it has built, else of a task that
-        no other slot works on, else the first.
+        """Chooses the index of the pending episode that ``slot`` should take: one of a task that it has built, else of
+        a task that no other slot works on, else the first.
 
         Args:
             running: episodes of the other slots.
@@ -119,7 +120,8 @@ class Rollout:
         on_episode: Callable[[EpisodeResult], None] = lambda result: None,
         on_share: Callable[[float], None] = lambda share: None,
     ) -> tuple[list[EpisodeResult], RolloutStats]:
-        """Run every episode of ``plan``; results in the plan's order.
+        """Runs every episode of ``plan``; returns results in the plan's order, and counts. ``on_share`` gets the share
+        that is done.
 
         Args:
             on_episode: given each episode that ends.
@@ -185,7 +187,7 @@ class Rollout:
 
 
 class Run:
-    """State of one ``collect``: which slots are idle, which work, which wait for the policy, which it answers."""
+    """State of one rollout: which slots are idle, which work, which wait for the policy, which it answers."""
 
     def __init__(
         self, envs: EnvPort, policy: PolicyPort, schedule: Schedule, built: BuiltTasks, episodes: Episodes,
@@ -203,17 +205,17 @@ class Run:
     # -- when --------------------------------------------------------------------------------------------------------
 
     def due(self) -> list[int]:
-        """Slots that the policy answers now."""
+        """Lists the slots whose observations the policy should answer now."""
         return self._schedule.due([*self._ready], self._moving, self._waited, self._slots)
 
     def wanted(self) -> int:
-        """Completions to wait for; at least one unless the policy has something to do."""
+        """Returns how many completions to wait for; at least one unless the policy has something to do."""
         if self._asked or self.due():
             return 0
         return max(1, self._schedule.missing([*self._ready], self._moving, self._slots))
 
     def patience(self) -> float | None:
-        """Most seconds to wait for completions."""
+        """Returns the most seconds to wait for completions; None = without limit."""
         return self._schedule.patience([*self._ready], self._waited)
 
     @property
@@ -243,7 +245,7 @@ class Run:
         self._envs.send(command, video, draws)
 
     def take(self, events: Sequence[Event]) -> list[EpisodeResult]:
-        """Book what has happened. Returns the episodes that ended."""
+        """Books events of the env port. Returns the episodes that ended."""
         ended = []
         for event in events:
             if isinstance(event, Completion):
@@ -298,7 +300,7 @@ class Run:
         self._envs.forgive(lost.slot)
 
     def close(self) -> RolloutStats:
-        """Return the counts and seconds of the run; all episodes have ended."""
+        """Returns the counts and seconds of the rollout; all episodes have ended."""
         stats = self.episodes.stats
         stats.worker_restarts = self._envs.restarts - self._restarts
         stats.slot_s, stats.slot_idle_s = self.timeline.slot_s, self.timeline.idle_s

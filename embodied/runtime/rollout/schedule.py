@@ -19,7 +19,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Schedule:
-    """Decides when slots are due. The policy itself forms the batches (``OnePass``)."""
+    """Decides when slots that wait are answered: in lockstep, or in batches of ``min_batch`` and more. The policy
+    itself forms the batches (``OnePass``)."""
 
     lockstep: bool
     min_batch: int
@@ -27,7 +28,7 @@ class Schedule:
     max_wait_s: float = float("inf")
 
     def due(self, ready: Sequence[int], working: Collection[int], waited: float, num_slots: int) -> list[int]:
-        """The slots that the policy answers now; empty: wait.
+        """Lists the slots that the policy should answer now; empty: wait.
 
         Args:
             ready: slots whose observation waits, in the order in which they came.
@@ -45,8 +46,8 @@ class Schedule:
         return list(ready) if ready and (len(ready) >= floor or waited >= self.max_wait_s) else []
 
     def missing(self, ready: Sequence[int], working: Collection[int], num_slots: int) -> int:
-        """Completions to wait for before asking again. Without them no slot becomes due, except by ``max_wait_s``,
-        which counts from the first slot that waits."""
+        """Returns how many completions to wait for before asking again. Without them no slot becomes due, except by
+        ``max_wait_s``, which counts from the first slot that waits."""
         if not self.lockstep and not ready and self.max_wait_s < float("inf"):
             return min(1, len(working))
         if not self.lockstep:

@@ -33,7 +33,7 @@ Commands = Mapping[int, Command]  # keys: the slot's number in its batch
 
 
 class Rounds:
-    """Serves the commands of all slots of a worker.
+    """Executes the commands for all slots of a worker whose simulator steps them together.
 
     Args:
         slots: the slots, in the order of their numbers in ``env``.

@@ -80,7 +80,7 @@ def _step_fields(spec: EnvSpec) -> dict[str, ArraySpec]:
 
 
 class Experts:
-    """Serves the commands of slots that have an env with an expert each, one after another."""
+    """Executes commands for slots that have an env with a scripted expert each, one after another."""
 
     def __init__(
         self, envs: Mapping[int, tuple[Env, Slot]], job: ExpertJob, slab: Slab, completions: Ring,
@@ -90,6 +90,7 @@ class Experts:
         self._completions, self._next_message = completions, next_message
 
     def execute(self, commands: Sequence[Command | Completion]) -> None:
+        """Executes commands one after another; a command is an attempt of the expert."""
         for command in commands:
             assert isinstance(command, Command)
             began = time.monotonic()

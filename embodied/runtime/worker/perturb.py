@@ -28,7 +28,7 @@ from embodied.types import ContinuousAction, EnvSpec, Obs
 
 
 class Use(IntEnum):
-    """Purpose of an episode's random numbers: each has a stream of its own."""
+    """Purposes of an episode's random numbers of perturbations: each has a stream of its own."""
 
     CAMERAS = 0
     LIGHT = 1
@@ -38,7 +38,7 @@ class Use(IntEnum):
 
 
 class Disturbance:
-    """The perturbation of the episode that runs in a slot. A slot without one has no such object.
+    """Applies a perturbation to the running episode of a slot. A slot without one has no such object.
 
     Order of calls: :meth:`moves`, then :meth:`target` and :meth:`show` for the first observation; for each chunk
     :meth:`execute`, :meth:`stepped` after each control step, and :meth:`target` and :meth:`show` at its end.
@@ -95,15 +95,15 @@ class Disturbance:
 
     # -- observations ------------------------------------------------------------------------------------------------
 
-    def stepped(self, goes_on: bool) -> Obs | None:
-        """Counts a control step of the chunk. Returns the arrays to render into if the present observation will be
-        shown later, at the end of a chunk ``latency`` control steps from now; else None.
+    def stepped(self, continues: bool) -> Obs | None:
+        """Counts a control step of the chunk. Returns arrays to render into if the present observation will be shown
+        later, at the end of a chunk ``latency`` control steps from now; else None.
 
         Args:
-            goes_on: whether the episode does.
+            continues: whether the episode does.
         """
         self._steps += 1
-        due = self._by.latency and goes_on and (self._steps + self._by.latency) % self._chunk == 0
+        due = self._by.latency and continues and (self._steps + self._by.latency) % self._chunk == 0
         return self._keep() if due else None
 
     def target(self, out: Obs) -> Obs | None:
@@ -157,7 +157,8 @@ class Disturbance:
 
 
 class Delay:
-    """Gives each row ``steps`` rows later.
+    """Delays a sequence of rows by ``steps``: each call gives the row that came so many calls before, at
+    first ``first``.
 
     >>> later = Delay(2, np.zeros(()))
     >>> later(np.array([1.0, 2.0, 3.0])), later(np.array([4.0, 5.0, 6.0]))

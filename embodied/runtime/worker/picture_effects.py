@@ -51,7 +51,7 @@ def _weigh_along(pictures: np.ndarray, weights: np.ndarray, axis: int) -> np.nda
 
 
 def add_noise(pictures: np.ndarray, share: float, drawn: np.ndarray) -> np.ndarray:
-    """Adds normal noise.
+    """Adds normal noise to pictures.
 
     Args:
         share: standard deviation as a share of 255.

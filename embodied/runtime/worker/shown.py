@@ -13,7 +13,7 @@ from embodied.types import Elements, PolicySpec
 
 @dataclass(frozen=True)
 class Shown:
-    """Puts a decision into a few words for a video.
+    """Formats a decision in a few words for a video: value, probability.
 
     Args:
         elements: what of a decision has a log-prob.

@@ -89,7 +89,7 @@ class Slot:
         self._told = NO_INFO
 
     def executed(self, actions: np.ndarray) -> np.ndarray:
-        """Returns the actions to execute for a chunk that the policy decided, [K, …]; perturbed if the episode is."""
+        """Returns the actions to execute for a chunk that the policy decided, [K, …]: perturbed if the episode is."""
         return actions if self.disturbance is None else self.disturbance.execute(actions)
 
     def count(self, result: StepResult) -> bool:
@@ -172,6 +172,7 @@ class Slot:
             self._notice(f"an episode goes on without its video: {error.message}\n  fix: {error.remedy}")
 
     def discard_video(self) -> None:
+        """Deletes the video of an episode that was not finished."""
         if self._video is not None:
             self._video.abort()
             self._video = None
@@ -223,7 +224,7 @@ def _not_finite(reward: float, step: int, start: Start) -> SpecMismatchError:
 
 
 def start_of(command: Command) -> Start:
-    """The start that a RESET asks for."""
+    """Returns the start in a RESET command."""
     return Start(command.task_id, command.init_state_id, command.seed)
 
 

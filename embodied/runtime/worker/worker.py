@@ -43,7 +43,7 @@ call of the policy takes longer."""
 
 
 class Singles:
-    """Serves the commands of slots with one env each, one after another."""
+    """Executes commands for slots with one env each, one after another."""
 
     def __init__(
         self, envs: Mapping[int, tuple[Env, Slot]], rows: WorkerRows, completions: Ring, next_message: Callable[[], Any]
@@ -123,7 +123,7 @@ class Singles:
 
 
 class Worker:
-    """Makes the envs and serves the commands of its slots."""
+    """An env worker process: makes the envs and executes the commands for its slots."""
 
     def __init__(self, setup: WorkerSetup, launcher: socket.socket) -> None:
         self._launcher = launcher

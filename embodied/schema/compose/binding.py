@@ -43,8 +43,8 @@ def bind(mapping: Mapping[str, Any]) -> Config:
 
 
 def with_derived(config: Config, mapping: Mapping[str, Any], changes: Mapping[str, Any]) -> Config:
-    """Returns a bound configuration with other values under some dotted keys, as if it had been bound with them. Only
-    the sections that have these keys are checked again.
+    """Returns a bound configuration with ``changes`` by dotted key, as if it had been bound with them. Only the
+    sections that have these keys are checked again.
 
     Args:
         mapping: that was bound.

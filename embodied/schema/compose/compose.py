@@ -29,13 +29,20 @@ from embodied.schema.keys.paths import with_changes
 from embodied.schema.others.systems import Others
 from embodied.schema.rules.checks import check
 from embodied.schema.rules.derived_keys import derived
-from embodied.schema.rules.protocols import HELD_OUT, as_named, asked, named, not_given, without_foreign_name
+from embodied.schema.rules.protocols import (
+    HELD_OUT,
+    as_named,
+    named,
+    protocol_values,
+    without_foreign_name,
+    without_overridden,
+)
 from embodied.schema.rules.sides import followed, followed_still, followers, keys_of, without_keys
 
 
 @dataclass(frozen=True)
 class Composed:
-    """The configuration that the command line asked for."""
+    """A checked configuration with what it was composed from."""
 
     config: Config
     resolved: dict[str, Any]  # plain mapping with every default; saved, and compared on resume
@@ -187,7 +194,7 @@ def _with_followers(
 
 def _with_changes_of_protocol(mapping: dict[str, Any], given: Collection[str], trail: Trail) -> dict[str, Any]:
     """The configuration with what its protocol sets, but for keys of the command line."""
-    changes = not_given(asked(mapping), given)
+    changes = without_overridden(protocol_values(mapping), given)
     trail.note(dict.fromkeys(changes, Origin("protocol", mapping["protocol"]["name"] or "without a name")))
     return with_changes(mapping, changes)
 

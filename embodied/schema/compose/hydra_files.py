@@ -76,7 +76,7 @@ def compose_files(overrides: list[str], config_name: str, config_dirs: Sequence[
 def files_in_order(
     overrides: list[str], config_name: str, config_dirs: Sequence[str], sources: Sequence[Mapping[str, str]]
 ) -> Iterator[tuple[Path, str]]:  # fmt: skip
-    """Yields the files that :func:`compose_files` merges, in its order, each with the section of its keys.
+    """Yields the files that :func:`compose_files` merges, in its order, each with the section that its keys go to.
 
     Args:
         sources: ``runtime.config_sources`` of hydra, where it has looked.

@@ -29,7 +29,7 @@ class KeyProblem:
 
 
 def fix(found: Sequence[KeyProblem], rest: str) -> str:
-    """Returns the fix: what to set instead, where it is known of a key, then ``rest``, which is for all others.
+    """Formats an error's fix: what to set instead, where it is known of a key, then ``rest``, which is for all others.
 
     >>> fix([Told("…", "runner.sed", {"runner.seed": 1})], "correct it")
     'set runner.seed=1 instead of runner.sed'

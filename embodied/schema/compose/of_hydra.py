@@ -95,7 +95,7 @@ def record(hydra: Mapping[str, Any], config: Mapping[str, Any], overrides: Seque
 
 
 def expand_user(config: DictConfig | ListConfig) -> None:
-    """Replaces ``~`` at the beginning of :data:`PATHS` by the user's folder, as a shell does.
+    """Expands ``~`` at the beginning of the paths :data:`PATHS` to the user's folder, in place.
 
     Args:
         config: the merged configuration, with its references; it is changed.
@@ -107,7 +107,7 @@ def expand_user(config: DictConfig | ListConfig) -> None:
 
 
 def begin_in_run_dir(config: DictConfig | ListConfig, told: str | None) -> list[str]:
-    """Puts the folder of ``hydra.run.dir`` before the relative folders that a run writes; returns their keys.
+    """Prepends ``hydra.run.dir`` to the relative folders that a run writes, in place; returns their keys.
 
     Args:
         config: the merged configuration, with its references; it is changed.

@@ -34,7 +34,7 @@ _WORDS: Mapping[Kind, str] = {
 
 @dataclass(frozen=True)
 class Origin:
-    """The origin of one value."""
+    """Where one configuration value comes from: a file, the command line, a default, or other keys."""
 
     kind: Kind
     text: str = ""  # class, file and line, words of the command line, name of a protocol or of systems
@@ -69,7 +69,7 @@ class Trail:
         self.steps.update(origins)
 
     def note_normalised(self, normal: Normalised) -> None:
-        """Notes keys that were left out, and a folder in place of a model's hub name."""
+        """Notes keys that were dropped in translation, and a folder in place of a model's hub name."""
         self.left_out |= dict.fromkeys(normal.silent, "its value says nothing, so the default stays")
         self.left_out |= dict.fromkeys(normal.no_ops, "accepted and left out: its value asks for nothing here")
         if normal.hub_name is not None:
@@ -138,7 +138,7 @@ class Origins:
         return any(self._is_of_secret(source, seen) for source in self._origin(key).keys)
 
     def begun_with(self, checkpoint: Path) -> Origins:
-        """Returns the same for a run that begins with a checkpoint of a run before it."""
+        """Returns the origins of a run that begins with a checkpoint of a run before it."""
         return Origins({**self.of, "runner.ckpt_path": Origin("checkpoint", str(checkpoint))}, self.left_out)
 
     def write(self, run: Path) -> None:

@@ -15,7 +15,7 @@ GROUP_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"
 
 
 class Section(BaseModel):
-    """A part of the configuration. Unknown keys are errors, and values cannot change after composition. Names of
+    """A section of the configuration. Unknown keys are errors, and values cannot change after composition. Names of
     choices are taken in any case. true and false are no numbers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -36,7 +36,7 @@ class Section(BaseModel):
 
 
 class OpenSection(Section):
-    """A section that also carries the keyword arguments of its ``_target_``."""
+    """A section with a ``_target_`` that also carries its keyword arguments."""
 
     model_config = ConfigDict(extra="allow", frozen=True, populate_by_name=True)
 

@@ -20,6 +20,8 @@ SEEDS_APART = 1_000_003
 
 
 class Config(Section):
+    """The whole configuration of a run, section by section."""
+
     runner: RunnerConfig
     algorithm: AlgorithmConfig = AlgorithmConfig()
     env: EnvConfig
@@ -46,7 +48,8 @@ class Config(Section):
 
 
 def defaults(section: type[BaseModel] = Config) -> dict[str, Any]:
-    """Every default of a section as a nested mapping: ``${runner.seed}`` works even if no file mentions that key."""
+    """Returns every default of a section as a nested mapping: ``${runner.seed}`` works even if no file mentions that
+    key."""
     found: dict[str, Any] = {}
     for name, field in section.model_fields.items():
         kind = field.annotation

@@ -11,7 +11,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Names:
-    """Marks a text (``Annotated[str, Names(…)]``) that may be one of some names, or something else besides."""
+    """Annotation of a text key (``Annotated[str, Names(…)]``) that may be one of some names, or something
+    else besides."""
 
     names: tuple[str, ...]
 
@@ -48,7 +49,7 @@ def numbers_only(kind: Any) -> bool:
 
 
 def in_known_case(value: Any, known: Sequence[str]) -> Any:
-    """Returns a name, or a list of names, as it is written in ``known``; anything else as it is.
+    """Returns a name, or a list of names, in the case in which ``known`` writes it; anything else as it is.
 
     >>> in_known_case("GRPO", ["grpo", "gspo"]), in_known_case(["JSONL", "my.Tracker"], ["jsonl"])
     ('grpo', ['jsonl', 'my.Tracker'])

@@ -14,7 +14,7 @@ MISSING = object()
 
 
 def at(mapping: Mapping[str, Any], key: str) -> Any:
-    """Returns the value under a dotted key; :data:`MISSING` if there is none."""
+    """Returns the value under a dotted key of a nested mapping; :data:`MISSING` if there is none."""
     value: Any = mapping
     for part in key.split("."):
         if not isinstance(value, Mapping) or part not in value:
@@ -45,7 +45,8 @@ def without(mapping: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def leaves(key: str, value: Any) -> list[tuple[str, Any]]:
-    """Returns the keys in a mapping, with their values; of what is no mapping, or an empty one, the key itself.
+    """Flattens a mapping below ``key`` to dotted keys with their values; of what is no mapping, or an empty one, the
+    key itself.
 
     >>> leaves("a", {"b": 1, "c": {"d": 2}})
     [('a.b', 1), ('a.c.d', 2)]
@@ -56,6 +57,6 @@ def leaves(key: str, value: Any) -> list[tuple[str, Any]]:
 
 
 def own_of(config: Config, side: str) -> Mapping[str, Any]:
-    """Returns the keyword arguments of a side's env."""
+    """Returns the keyword arguments that the configuration gives the env of a side (``train`` or ``eval``)."""
     env: EnvSideConfig = getattr(config.env, side)
     return env.model_extra or {}

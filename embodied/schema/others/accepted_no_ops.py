@@ -19,7 +19,8 @@ from embodied.schema.others.tables import column
 
 
 class NoOp(NamedTuple):
-    """Values of a key that are accepted and dropped, beside null."""
+    """A key that is accepted for another system's sake and does nothing: values with which it is accepted,
+    beside null."""
 
     values: tuple[Any, ...]
     why: str  # reason why no other value is accepted
@@ -29,7 +30,7 @@ class NoOp(NamedTuple):
 
 @cache
 def no_ops() -> Mapping[str, NoOp]:
-    """Returns the accepted keys with their values, in the order in which refusals are listed."""
+    """Returns the keys that are accepted for other systems' sake and do nothing, with the values that are accepted."""
     accepted, whys, fixes, same_as = map(column, ("accepted", "why", "fix", "same_as"))
     places = column("place")
     return {
@@ -45,8 +46,8 @@ _MODELS = ("actor.model", "reward.model")
 
 
 def without_neutral(mapping: Mapping[str, Any]) -> tuple[dict[str, Any], list[ConfigError]]:
-    """Returns the configuration without these keys, and the refusals of those with a value that asks for what is not
-    there. What was given is not changed."""
+    """Drops accepted keys that do nothing from a configuration, and returns refusals of those with a value that asks
+    for what is not there. The given mapping is not changed."""
     takes = {path: _takes(mapping, path) for path in _MODELS}
     found, refused = dict(mapping), []
     for key, no_op in no_ops().items():

@@ -26,8 +26,8 @@ GROUP = AlgorithmConfig.model_fields["group_size"].default
 
 
 def starts(row: Row, value: Any, get: Lookup) -> Translation:
-    """verl's prompts of an iteration; of robots the rounds over the default env slots that have as many starts. Where
-    they do not come out even, a round is one group."""
+    """Translates verl's prompts of an iteration; of robots into rounds over the default env slots that have as many
+    starts. Where they do not come out even, a round is one group."""
     given = number_of(value)
     if given is not None and any(has(get, key) for key in SUPERVISED):
         return Translation(
@@ -48,7 +48,7 @@ def starts(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def steps(row: Row, value: Any, get: Lookup) -> Translation:
-    """Translates optimizer steps of an iteration into records of a step."""
+    """Translates RLinf's optimizer steps of an iteration into records of a step."""
     starts, group = get("data.rollout_batch_size"), get("algorithm.group_size")
     if not (starts and group and value):
         return Translation(how="derived", why="the records of an iteration divided by this")
@@ -74,7 +74,7 @@ def prompts(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def passes(row: Row, value: Any, get: Lookup) -> Translation:
-    """Translates passes over the problems; :mod:`embodied.migrate.texts` makes iterations of them."""
+    """Translates passes over the problems (epochs); :mod:`embodied.migrate.texts` makes iterations of them."""
     if isinstance(get, Unknown):
         return Translation(
             how="derived", why=f"{row.name} counts passes over the data, and here iterations are counted"
@@ -83,7 +83,7 @@ def passes(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def count(devices: Any) -> int:
-    """Counts the devices in ``list(range(0,16))`` or in a list."""
+    """Counts the devices in ROLL's ``list(range(0,16))`` or in a list."""
     if isinstance(devices, list):
         return max(1, len(devices))
     bounds = re.search(r"range\((\d+)\s*,\s*(\d+)\)", str(devices))
@@ -91,6 +91,7 @@ def count(devices: Any) -> int:
 
 
 def per_replica(row: Row, value: Any, get: Lookup) -> Translation:
+    """Translates Cosmos-RL's batch size of each model replica."""
     n, replicas = get("rollout.n_generation"), get("policy.parallelism.n_init_replicas") or 1
     if get("train.train_policy.type") == "sft" and value:
         examples = int(value) * int(replicas)

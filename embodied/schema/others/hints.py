@@ -15,7 +15,7 @@ SHORTEST = 5
 
 
 def hint(key: str, value: Any = None, get: Lookup = unknown) -> str:
-    """Returns our counterpart of another system's key, as the end of a sentence; empty if no system has it.
+    """Returns a hint at our counterpart of another system's key, as the end of a sentence; empty if no system has it.
 
     Args:
         value: what the user gave; it is said how it is written here.
@@ -25,12 +25,13 @@ def hint(key: str, value: Any = None, get: Lookup = unknown) -> str:
 
 
 def elsewhere(key: str, value: Any = None, get: Lookup = unknown) -> str:
-    """Returns the same hint for a key that another system has in another section."""
+    """Returns a hint for a key that another system has in another section than ``key`` says."""
     return "".join(_answer(key, same, value, get) for same in _answers(_elsewhere(key)))
 
 
 def instead(key: str, value: Any, get: Lookup = unknown) -> Settings:
-    """Returns our settings for another system's key; empty where no value or several answers are known."""
+    """Returns our settings that replace another system's key and value; empty where no value or several answers are
+    known."""
     answers = _answers(find(key)) or _answers(_elsewhere(key))
     said = [_settings(key, same[0], value, get) for same in answers]
     return said[0] if said and all(one == said[0] for one in said) else {}

@@ -16,12 +16,13 @@ from embodied.schema.others.tables import column
 
 @cache
 def silent_values() -> Mapping[str, tuple[Any, ...]]:
-    """Returns the values that keep the default, by key."""
+    """Returns, by key, the values with which another system's key asks for nothing else than our default."""
     return {key: tuple(json.loads(cell)) for key, cell in column("says_nothing").items()}
 
 
 def silent(mapping: Mapping[str, Any]) -> list[str]:
-    """Returns the keys whose values keep the default. Others may refer to them: ``${…}`` is not resolved yet."""
+    """Lists the keys of a configuration whose values ask for nothing else than our default. Others may refer to them:
+    ``${…}`` is not resolved yet."""
     keys = []
     for key, values in silent_values().items():
         value = at(mapping, key)

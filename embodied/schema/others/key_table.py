@@ -20,7 +20,7 @@ Model = type[BaseModel]
 
 @dataclass(frozen=True)
 class Key:
-    """A key with its meaning, in words."""
+    """A configuration key with its section, type, default and meaning, in words."""
 
     section: str  # runner.logger
     name: str  # runner.logger.log_path

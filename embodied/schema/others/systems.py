@@ -22,7 +22,7 @@ from embodied.schema.others.values import Settings
 
 @dataclass(frozen=True)
 class Normalised:
-    """A configuration in our own keys, and what was left out of it."""
+    """A configuration translated into our own keys, and notes of what was dropped."""
 
     mapping: dict[str, Any]
     silent: tuple[str, ...]  # keys with a value that keeps the default
@@ -33,7 +33,7 @@ class Normalised:
 
 @dataclass(frozen=True)
 class Others:
-    """Knows the keys and values of other systems.
+    """Translates keys and values of other systems (RLinf, verl, ROLL, Cosmos-RL) in a configuration.
 
     Args:
         known: says the values of the user's other keys, for hints.
@@ -78,5 +78,5 @@ class Others:
         return Normalised(left, tuple(quiet), dropped, name if at(with_folder, PATH) != name else None, refused)
 
     def without_no_ops(self, mapping: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns a mapping without the accepted keys that ask for nothing, whatever their values are."""
+        """Drops the accepted keys that do nothing, whatever their values are."""
         return without_neutral(mapping)[0]

@@ -37,7 +37,7 @@ SIDES = ("env.train.", "env.eval.")
 
 @dataclass(frozen=True)
 class Row:
-    """One key of another system."""
+    """A key of another system in the table of translations, with our keys."""
 
     system: str
     key: str  # name without its brackets
@@ -54,7 +54,7 @@ class Row:
 
     @property
     def full(self) -> str:
-        """The key as the table has it."""
+        """The key with its section, as the table has it."""
         return f"{self.key} [{self.where}]" if self.where else self.key
 
 
@@ -72,7 +72,7 @@ def _cells() -> tuple[list[str], list[list[str]]]:
 
 @cache
 def rows() -> tuple[Row, ...]:
-    """Returns all rows of both tables."""
+    """Reads all rows of the tables of other systems' keys."""
     read = []
     for system, name, kind, our_key, meaning, default, *_ in _cells()[1]:
         key, _, where = name.partition(" [")
@@ -82,7 +82,7 @@ def rows() -> tuple[Row, ...]:
 
 
 def column(name: str) -> dict[str, str]:
-    """Returns a column of the table by our keys, without keys whose cell is empty."""
+    """Returns a column of the key table by our keys, without keys whose cell is empty."""
     names, lines = _cells()
     ours, place = names.index("our_key"), names.index(name)
     return {cells[ours]: cells[place] for cells in lines if len(cells) > place and cells[place]}
@@ -108,20 +108,21 @@ def _of_side(row: Row, side: str) -> Row:
 
 
 def find(key: str, systems: Iterable[str] = NAMES) -> tuple[Row, ...]:
-    """Returns the rows of a key as a user writes it; of systems in which it is the same, one row each."""
+    """Looks up the table rows of another system's key as a user writes it; of systems in which it is the same, one row
+    each."""
     wanted = set(systems)
     return tuple(row for row in _spellings().get(key, ()) if row.system in wanted)
 
 
 def by_last_name(name: str) -> tuple[Row, ...]:
-    """Returns the rows whose key ends with this name, if all have one answer; else none."""
+    """Looks up the table rows whose key ends with this name, if all have the same answer; else none."""
     same = [row for row in rows() if row.key.rpartition(".")[2] == name]
     return tuple(same) if len({row.ours for row in same}) == 1 else ()
 
 
 @cache
 def answers() -> Mapping[str, tuple[Row, ...]]:
-    """Returns the rows that each of our keys answers."""
+    """Returns the table rows that each of our keys stands for."""
     found: dict[str, list[Row]] = {}
     for row in rows():
         for key in row.ours:
@@ -130,12 +131,12 @@ def answers() -> Mapping[str, tuple[Row, ...]]:
 
 
 def answered(key: str) -> str:
-    """Lists others' keys that a key of ours answers under another name: ``RLinf ratio_clip_eps; verl clip_ratio``."""
+    """Lists other systems' names of our key, where they differ: ``RLinf ratio_clip_eps; verl clip_ratio``."""
     return "; ".join(f"{system} {', '.join(keys)}" for system, keys in names_elsewhere(key).items())
 
 
 def names_elsewhere(key: str) -> dict[str, list[str]]:
-    """Returns the keys of others, by system, that a key of ours answers under another name."""
+    """Returns other systems' names of our key, by system, where they differ."""
     names: dict[str, list[str]] = {}
     for row in answers().get(key, ()):
         if row.key != key and not (row.where.startswith("env/") and key == f"{key.rpartition('.')[0]}.{row.key}"):

@@ -14,7 +14,7 @@ How = Literal["same", "renamed", "derived", "extra", "refused", "nothing"]
 
 @dataclass(frozen=True)
 class Translation:
-    """The translation of a key of another system."""
+    """How a key of another system is translated: into which settings of ours, and why."""
 
     settings: Settings = field(default_factory=dict)
     how: How = "renamed"
@@ -27,17 +27,14 @@ Rule = Callable[[Row, Any, Lookup], Translation]
 
 
 def plain(value: Any) -> str:
+    """Normalises a value for comparison with a table's default: lower case, "none" for nothing."""
     text = str(value).lower()
     return "none" if text in ("null", "-", '""', "") else text
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """Stands for the other keys of their file where no file is given.
-
-    Args:
-        group_size: answers to a prompt, which is known of a configuration of ours.
-    """
+    """Stands for the other keys of a foreign file where they are unknown, but perhaps for the group size."""
 
     group_size: int | None = None
 
@@ -49,15 +46,11 @@ unknown = Unknown()
 
 
 class Unresolved(str):
-    """Text in their file in place of a value that only a run of their program can know. Nothing is computed from it."""
+    """A value in a foreign file that only a run of its program can know. Nothing is computed from its text."""
 
 
 class UnresolvedError(Exception):
-    """A rule asked for the value of a key that cannot be resolved.
-
-    Args:
-        key: theirs.
-    """
+    """A rule asked for the value of the foreign key ``key``, which cannot be resolved."""
 
     def __init__(self, key: str) -> None:
         super().__init__(key)
@@ -73,6 +66,7 @@ def has(get: Lookup, key: str) -> bool:
 
 
 def number_of(value: Any) -> float | None:
+    """Converts a value to a number; None if it is none."""
     try:
         return float(value)
     except (TypeError, ValueError):
@@ -80,15 +74,17 @@ def number_of(value: Any) -> float | None:
 
 
 def only_if(value: Any, settings: Settings, why: str = "") -> Translation:
+    """Translates to ``settings`` if ``value`` is true; otherwise to nothing."""
     return Translation(settings if value else {}, "derived" if value else "nothing", why if not value else "")
 
 
 def only_off(why: str) -> Rule:
-    """Makes the rule of a switch that can only be off here."""
+    """Makes the rule for a switch that can only be off here; on is refused."""
     return lambda row, value, get: Translation(how="refused" if value in (True, "True", "true") else "nothing", why=why)
 
 
 def nothing(why: str) -> Rule:
+    """Makes the rule for a key that needs no counterpart here, whatever its value."""
     return lambda row, value, get: Translation(how="nothing", why=why)
 
 
@@ -119,6 +115,7 @@ def kl_loss(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def kl_reward(row: Row, value: Any, get: Lookup) -> Translation:
+    """Translates the weight of the KL in the reward, which counts only if its switch is on."""
     switch = "add_token_level_kl" if row.system == "roll" else "algorithm.use_kl_in_reward"
     if isinstance(get, Unknown) or get(switch):
         return Translation(translated(row.ours[0], value), "renamed")
@@ -160,6 +157,7 @@ def filtered(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def both_sides(row: Row, value: Any, get: Lookup) -> Translation:
+    """Translates a bound on both sides, ±value, into a lower and an upper one."""
     number = number_of(value)
     if not number:
         return Translation(how="nothing", why="nothing is set")
@@ -177,6 +175,7 @@ def loggers(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def switched(backend: str) -> Rule:
+    """Makes the rule for the switch of a tracker: on adds ``backend``."""
     return lambda row, value, get: only_if(value, {"runner.logger.logger_backends": ["jsonl", backend]}, "it is off")
 
 
@@ -199,6 +198,8 @@ def shard(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def either(on: Settings, off: Settings | None = None, why: str = "") -> Rule:
+    """Makes the rule for a switch that stands for settings: ``on``, or ``off`` where it is not set."""
+
     def rule(row: Row, value: Any, get: Lookup) -> Translation:
         settings = on if value in (True, "true", "True") else off or {}
         return Translation(settings, "derived" if settings else "nothing", why)
@@ -207,19 +208,17 @@ def either(on: Settings, off: Settings | None = None, why: str = "") -> Rule:
 
 
 def opposite(row: Row, value: Any, get: Lookup) -> Translation:
+    """Translates a switch whose counterpart has the opposite meaning."""
     return Translation({row.ours[0]: not value}, "renamed", "the opposite")
 
 
 def unless(key: str) -> Rule:
-    """Makes the rule of a frequency that the switch ``key`` may turn off."""
+    """Makes the rule for a frequency that the switch ``key`` may turn off."""
 
     def rule(row: Row, value: Any, get: Lookup) -> Translation:
         if row.key == key:
-            return (
-                Translation({row.ours[0]: -1}, "derived")
-                if not value
-                else Translation(how="nothing", why="its frequency says it")
-            )
+            on = Translation(how="nothing", why="its frequency says it")
+            return on if value else Translation({row.ours[0]: -1}, "derived")
         off = not isinstance(get, Unknown) and not get(key)
         return Translation(how="nothing", why=f"{key} is off") if off else Translation({row.ours[0]: value}, "renamed")
 
@@ -227,6 +226,7 @@ def unless(key: str) -> Rule:
 
 
 def frequency(row: Row, value: Any, get: Lookup) -> Translation:
+    """Translates a frequency in iterations; 0 and below mean never."""
     count = number_of(value)
     return Translation({row.ours[0]: -1 if count is None or count <= 0 else int(count)}, "renamed")
 
@@ -241,16 +241,15 @@ def warmup(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def positive(row: Row, value: Any, get: Lookup) -> Translation:
+    """Translates a number that counts only if it is positive."""
     number = number_of(value)
-    return (
-        Translation({row.ours[0]: value}, "renamed")
-        if number and number > 0
-        else Translation(how="nothing", why="nothing is set")
-    )
+    if not (number and number > 0):
+        return Translation(how="nothing", why="nothing is set")
+    return Translation({row.ours[0]: value}, "renamed")
 
 
 def cold(row: Row, value: Any, get: Lookup) -> Translation:
-    """Translates temperature and top-k; temperature 0 and top-k 1 turn sampling off."""
+    """Translates sampling's temperature and top-k; temperature 0 and top-k 1 mean greedy."""
     number = number_of(value)
     section = row.ours[0].rpartition(".")[0]
     greedy = (number == 0) if row.ours[0].endswith("temperature") else (number == 1)
@@ -263,12 +262,14 @@ def cold(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def adapters(row: Row, value: Any, get: Lookup) -> Translation:
+    """Translates verl's rank of adapters, which also switches them on."""
     rank = int(number_of(value) or 0)
     settings = {"actor.model.is_lora": rank > 0, **({"actor.model.lora_rank": rank} if rank else {})}
     return Translation(settings, "derived", "is_lora decides whether there are adapters")
 
 
 def reshard(row: Row, value: Any, get: Lookup) -> Translation:
+    """Translates Cosmos-RL's switch that frees gathered weights after the forward pass."""
     return Translation({row.ours[0]: value not in ("never", False, "False")}, "renamed")
 
 
@@ -282,6 +283,7 @@ def flash(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def wrist(row: Row, value: Any, get: Lookup) -> Translation:
+    """Translates the switch for the wrist camera into the cameras' names."""
     if value not in (True, "True"):
         return Translation(how="nothing", why="one camera is the default")
     cameras = ["agentview", "robot0_eye_in_hand"]
@@ -290,6 +292,7 @@ def wrist(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def strategy(row: Row, value: Any, get: Lookup) -> Translation:
+    """Translates the name of the training backend (FSDP, Megatron, DeepSpeed)."""
     name = str(value).lower()
     if name.startswith("fsdp"):
         ours = "fsdp2" if name.startswith("fsdp2") else "fsdp"
@@ -301,11 +304,8 @@ def strategy(row: Row, value: Any, get: Lookup) -> Translation:
     )
 
 
-def reward_manager(row: Row, value: Any, get: Lookup) -> Translation:
-    return Translation(how="nothing", why="env workers judge the answers; reward.num_workers says how many processes")
-
-
 def staleness(row: Row, value: Any, get: Lookup) -> Translation:
+    """Translates Cosmos-RL's limit of weight staleness, in which ``on_policy`` wins."""
     if row.key.endswith("on_policy"):
         return only_if(value, {row.ours[0]: 0}, "allowed_outdated_steps says it")
     if row.key.endswith("fetch_batch_size"):
@@ -315,32 +315,29 @@ def staleness(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def betas(row: Row, value: Any, get: Lookup) -> Translation:
+    """Translates a pair of Adam's betas into two keys."""
     if not isinstance(value, list | tuple) or len(value) != 2:
         return Translation(how="refused", why="two numbers are expected")
     return Translation(dict(zip(row.ours, value, strict=True)), "derived")
 
 
 def schedule(row: Row, value: Any, get: Lookup) -> Translation:
+    """Translates synchronous or asynchronous rollouts into the schedule of env slots."""
     ready = value in (True, "async", "True")
     return Translation({"rollout.schedule": "ready" if ready else "lockstep"}, "renamed")
 
 
 def turns(row: Row, value: Any, get: Lookup) -> Translation:
+    """Translates Cosmos-RL's most turns of a conversation, which count only if its switch is on."""
     if row.key.endswith("enable"):
         return Translation(how="nothing", why="max_assistant_turns says it" if value else "one turn is the default")
-    on = isinstance(get, Unknown) or get("rollout.multi_turn_config.enable")
-    return (
-        Translation(dict.fromkeys(row.ours, value), "renamed")
-        if on
-        else Translation(how="nothing", why="several turns are off")
-    )
-
-
-def suite(row: Row, value: Any, get: Lookup) -> Translation:
-    return Translation({"env": value}, "renamed")
+    if not isinstance(get, Unknown) and not get("rollout.multi_turn_config.enable"):
+        return Translation(how="nothing", why="several turns are off")
+    return Translation(dict.fromkeys(row.ours, value), "renamed")
 
 
 def template(row: Row, value: Any, get: Lookup) -> Translation:
+    """Translates the name of a chat template; only the tokenizer's own has a counterpart."""
     if value in (None, "", "native"):
         return Translation(how="nothing", why="the tokenizer's own chat template")
     return Translation(how="refused", why=f"'{value}' is a name of ROLL's; give a file with a Jinja template")

@@ -76,7 +76,9 @@ RULES: Mapping[str | tuple[str, str], Rule] = {
     "reward_model.overlong_buffer.len": say.positive, "reward_model.overlong_buffer.penalty_factor": say.positive,
     **dict.fromkeys(CRITIC, say.nothing("the critic is a value head of the policy here: actor.model.value_head")),
     "trainer.total_epochs": counts.passes, "train.epoch": counts.passes,
-    "reward_model.reward_manager": say.reward_manager,
+    "reward_model.reward_manager": say.nothing(
+        "env workers judge the answers; reward.num_workers says how many processes"
+    ),
     ("verl", "algorithm.kl_penalty"): say.kl_reward, "algorithm.kl_ctrl.kl_coef": say.kl_reward,
     "trainer.logger": say.loggers, "logging.logger": say.loggers, "track_with": say.loggers,
     "trainer.save_freq": say.frequency, "trainer.test_freq": say.frequency, "eval_steps": say.frequency,
@@ -88,7 +90,10 @@ RULES: Mapping[str | tuple[str, str], Rule] = {
     "value_clip": say.positive, "validation.generating_args.temperature": say.cold,
     "trainer.remove_previous_ckpt_in_save": say.either(_KEEP_ONE, why="max_keep says how many stay"),
     "trainer.max_actor_ckpt_to_keep": say.positive, "trainer.total_training_steps": say.positive,
-    "data.task_suite_name": say.suite, "actor_rollout_ref.rollout.task_suite_name": say.suite,
+    **dict.fromkeys(
+        ("data.task_suite_name", "actor_rollout_ref.rollout.task_suite_name"),
+        lambda row, value, get: Translation({"env": value}, "renamed"),
+    ),
     "actor_rollout_ref.rollout.micro_batch_size": say.nothing("rollout.policy_batch follows from the env slots"),
     "custom": say.nothing("free keys of theirs"),
     _POLICY + "trainer_type": say.nothing("runner.task_type follows from the env"),

@@ -73,12 +73,12 @@ def number_or_text(value: Any) -> Any:
 
 
 def as_overrides(settings: Settings) -> str:
-    """Writes settings as a user types them: ``algorithm.clip_ratio_low=0.2 algorithm.clip_ratio_high=0.2``."""
+    """Formats settings as command-line overrides: ``algorithm.clip_ratio_low=0.2 algorithm.clip_ratio_high=0.2``."""
     return " ".join(f"{key}={typed(value)}" for key, value in settings.items())
 
 
 def typed(value: Any) -> str:
-    """Writes a value as the command line takes it."""
+    """Formats a value as hydra's command line takes it."""
     if isinstance(value, list | tuple):
         return f"[{','.join(map(typed, value))}]"
     if isinstance(value, dict):
@@ -91,7 +91,7 @@ def _is_word(value: Any) -> bool:
 
 
 def other_name(key: str, value: Any) -> str:
-    """Returns our value for one of another system, as the end of a sentence; empty if there is none.
+    """Returns a hint at our name for a value of another system, as the end of a sentence; empty if there is none.
 
     Args:
         key: ours.

@@ -54,11 +54,11 @@ SAID: Mapping[str, Callable[[Any], Values]] = {
 """Key → what its value says."""
 
 
-def from_aliases(config: Config, given: Sequence[str]) -> Derivation:
-    """Returns the values that aliases give to other keys, each with its alias.
+def from_aliases(config: Config, command_line: Sequence[str]) -> Derivation:
+    """Returns the values that alias keys give to the keys they stand for.
 
     Args:
-        given: keys that stand on the command line.
+        command_line: keys that stand on the command line.
 
     Raises:
         ConfigError: the command line has both and they differ, or the model has no such key.
@@ -77,7 +77,7 @@ def from_aliases(config: Config, given: Sequence[str]) -> Derivation:
                     )
                 continue
             now = _at(config, target)
-            if target in given and now != asked and (target, now) != GENERATION:
+            if target in command_line and now != asked and (target, now) != GENERATION:
                 raise ConfigError(
                     f"{key} is {_told(value)}, which is {target} {_told(asked)}, and {target} is {_told(now)}",
                     "leave one of the two out",
@@ -107,8 +107,8 @@ def _of_backend(config: Config) -> dict[str, Any]:
     return {key: BACKENDS[backend]}
 
 
-def check_said(config: Config) -> None:
-    """Refuses aliases that contradict the other keys. Raises :class:`ConfigError`."""
+def check_aliases(config: Config) -> None:
+    """Refuses alias keys whose values contradict the keys that they stand for. Raises :class:`ConfigError`."""
     fsdp, precision = config.actor.fsdp_config, config.actor.model.precision
     autocast = fsdp.amp_autocast
     if autocast.enabled and autocast.precision not in (None, precision):

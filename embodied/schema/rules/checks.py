@@ -15,7 +15,7 @@ from embodied.schema.keys.sections.algorithm import LOSSES, AlgorithmConfig
 from embodied.schema.keys.sections.fsdp import OF_SHARDS, FsdpConfig
 from embodied.schema.keys.sections.runner import check_name
 from embodied.schema.others.values import as_overrides, other_name, translated
-from embodied.schema.rules.aliases import check_said
+from embodied.schema.rules.aliases import check_aliases
 from embodied.schema.rules.eval_checks import check_answers, check_evaluation
 from embodied.schema.rules.no_effect import check_critic
 from embodied.schema.rules.rollout_checks import (
@@ -37,7 +37,7 @@ def episodes_per_iteration(config: Config) -> int:
 
 
 def episodes_told(config: Config) -> str:
-    """Returns the keys that give the number of episodes, with their values, for messages."""
+    """Formats the keys that determine the number of episodes, with their values, for messages."""
     if (problems := config.data.rollout_batch_size) is not None:
         return f"data.rollout_batch_size {problems} · group_size {config.algorithm.group_size}"
     return (
@@ -61,7 +61,7 @@ def rules(config: Config) -> Iterator[Callable[[], None]]:
     algorithm = config.algorithm
     yield partial(check_critic, config)
     yield partial(check_effect, config)
-    yield partial(check_said, config)
+    yield partial(check_aliases, config)
     yield partial(check_name, config.runner)
     yield partial(_check_patterns, config.actor.model)
     yield partial(_check_workers, config)

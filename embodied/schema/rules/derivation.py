@@ -12,7 +12,8 @@ Changes = dict[str, Any]
 
 @dataclass(frozen=True)
 class Derivation:
-    """Values that follow from other keys. A later value of a key replaces an earlier one."""
+    """Values of configuration keys that follow from other keys, with these. A later value of a key replaces an earlier
+    one."""
 
     values: Changes = field(default_factory=dict)
     sources: dict[str, tuple[str, ...]] = field(default_factory=dict)  # key → those that its value follows from

@@ -33,29 +33,29 @@ OTHER_NAMES = {"single_choice": "choice", "boxed_math": "boxed"}
 """What Cosmos-RL calls some verifiers."""
 
 
-def derived(config: Config, given: Sequence[str] = ()) -> Derivation:
-    """Returns the values that follow from other keys, with these.
+def derived(config: Config, command_line: Sequence[str] = ()) -> Derivation:
+    """Derives values that follow from other keys, each with the keys that it follows from.
 
     Args:
-        given: keys that stand on the command line.
+        command_line: keys that stand on the command line.
 
     Raises:
         ConfigError: two keys say the same.
     """
-    found = from_aliases(config, given)
+    found = from_aliases(config, command_line)
     runner, data = config.runner, config.data
     if runner.max_steps >= 0:
         found.add({"runner.max_epochs": min(runner.max_epochs, runner.max_steps)}, "runner.max_steps")
     if data.val_rollout_batch_size is not None:
-        slots = {"env.eval.total_num_envs": _slots_of_evaluation(config, given)}
+        slots = {"env.eval.total_num_envs": _slots_of_evaluation(config, command_line)}
         found.add(slots, "data.val_rollout_batch_size", "algorithm.val_group_size")
     for side in SIDES:
-        found.include(_of_side(config, side, given), below=f"env.{side}.")
+        found.include(_of_side(config, side, command_line), below=f"env.{side}.")
     _check_apart(config, found.values)
-    if "data.test_size" in given:
+    if "data.test_size" in command_line:
         _check_test_size(config, found.values)
     if runner.task.by_rewards:
-        _check_paths(config, found.values, given)
+        _check_paths(config, found.values, command_line)
     return found
 
 

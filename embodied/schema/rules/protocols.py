@@ -29,8 +29,8 @@ def without_foreign_name(protocol: Mapping[str, Any], overrides: Iterable[str], 
 
 
 def as_named(protocol: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a protocol that carries the name of a file, once it is known to be the file's. Another number of held-out
-    states is one of its deviations, which results say.
+    """Gives a protocol the name of its file, if its rules are the file's. Another number of held-out states is one of
+    its deviations, which results say.
 
     Raises:
         ConfigError: it has the name, and other rules.
@@ -50,8 +50,8 @@ def as_named(protocol: Mapping[str, Any], file: Mapping[str, Any]) -> dict[str, 
     return {**protocol, "sets": {**protocol["sets"], HELD_OUT: held_out}}
 
 
-def asked(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the keys that the protocol of a whole configuration sets, with their values.
+def protocol_values(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values that the configured protocol sets, by dotted key.
 
     Raises:
         ConfigError: the protocol is for another env.
@@ -66,9 +66,9 @@ def asked(mapping: Mapping[str, Any]) -> dict[str, Any]:
     return {**protocol["sets"], **protocol["of_model"].get(mapping["actor"]["model"].get("_target_"), {})}
 
 
-def not_given(wanted: Mapping[str, Any], given: Collection[str]) -> dict[str, Any]:
-    """Returns the protocol's keys that the command line sets neither directly nor with their section."""
+def without_overridden(values: Mapping[str, Any], command_line: Collection[str]) -> dict[str, Any]:
+    """Drops the protocol's keys that the command line sets itself, directly or with their section."""
     return {
-        key: value for key, value in wanted.items()
-        if key != HELD_OUT and not any(one == key or ("." in one and key.startswith(f"{one}.")) for one in given)
+        key: value for key, value in values.items()
+        if key != HELD_OUT and not any(one == key or ("." in one and key.startswith(f"{one}.")) for one in command_line)
     }  # fmt: skip

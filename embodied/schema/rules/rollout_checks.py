@@ -11,6 +11,7 @@ from embodied.schema.rules.text_checks import context_parallel_size
 
 
 def check_schedule_of_rollouts(config: Config) -> None:
+    """Refuses pipeline stages together with ``rollout.schedule=ready``, which has none."""
     rollout, slots = config.rollout, max(config.env.train.total_num_envs, config.env.eval.total_num_envs)
     if rollout.schedule == "ready" and rollout.pipeline_stage_num > 1:
         raise ConfigError(
@@ -55,6 +56,7 @@ def check_generation(config: Config) -> None:
 
 
 def check_engine(config: Config) -> None:
+    """Refuses settings that the chosen inference engine cannot keep."""
     rollout, usual = config.rollout, RolloutConfig()
     if rollout.backend == "sglang":
         raise ConfigError(

@@ -41,7 +41,7 @@ def check_lengths(config: Config) -> None:
 
 
 def check_reward_model(config: Config) -> None:
-    """Refuses units of a reward model that each process holds whole."""
+    """Refuses FSDP units of a reward model that each process holds whole."""
     model = config.reward.model
     if model.wrap_policy.min_num_params and not model.sharded:
         raise ConfigError(
@@ -65,7 +65,7 @@ def _check_shortest(config: Config) -> None:
 
 
 def check_order(config: Config) -> None:
-    """Refuses keys that say the number or the order of problems twice."""
+    """Refuses contradictory keys on the number or the order of problems."""
     data, algorithm = config.data, config.algorithm
     if data.rollout_batch_size is not None and algorithm.rollout_epoch > 1:
         raise ConfigError(

@@ -49,7 +49,7 @@ PROBLEM_LINKS: Mapping[str, tuple[str, ...]] = {
 
 
 def check_effect(config: Config) -> None:
-    """Refuses keys without effect: nothing takes them, or another value is given directly.
+    """Refuses keys without effect: nothing reads them, or another value is given directly.
 
     Raises:
         ConfigError: with both keys.

@@ -22,7 +22,8 @@ it takes."""
 
 
 def with_prompts(config: Config, parts: Any) -> list[dict[str, Any]] | None:
-    """Returns the parts of a verifier with the options that these keys ask for; None if they ask for no other ones.
+    """Adds to a verifier's parts the options on prompts that the configuration asks for; None if it asks
+    for no other ones.
 
     Raises:
         ConfigError: the policy has no tokenizer that could make full prompts.
@@ -37,13 +38,13 @@ def with_prompts(config: Config, parts: Any) -> list[dict[str, Any]] | None:
 
 
 def hands_on(parts: Any) -> bool:
-    """Returns whether a verifier hands problems to others."""
+    """Returns whether a verifier hands problems to the user's function or to a service."""
     listed = isinstance(parts, Sequence) and all(isinstance(part, Mapping) for part in parts)
     return listed and any(part.get("name") in OTHERS for part in parts)
 
 
 def check_handed(config: Config, verifiers: Sequence[Any]) -> None:
-    """Refuses full prompts that nobody reads.
+    """Refuses ``data.return_full_prompt`` where nothing reads full prompts.
 
     Args:
         verifiers: of the envs, None where one has none.
@@ -59,7 +60,7 @@ def check_handed(config: Config, verifiers: Sequence[Any]) -> None:
 
 
 def check_tokens(config: Config) -> None:
-    """Refuses texts of tokens that are shown nowhere."""
+    """Refuses ``rollout.detokenize`` where the texts of tokens are shown nowhere."""
     if config.rollout.detokenize and not (config.rollout.print_outputs or config.runner.logger.log_val_generations > 0):
         raise ConfigError(
             "rollout.detokenize is true, and no answers are printed or written",

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Part:
-    """One part, found by name when it is run: the command itself imports neither torch nor a simulator."""
+    """One part of the self-test, found by name when it is run: the command itself imports neither torch nor
+    a simulator."""
 
     name: str
     meaning: str

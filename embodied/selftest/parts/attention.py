@@ -11,7 +11,7 @@ from torch import Tensor
 from embodied.selftest import learning
 from embodied.selftest.measured import Measured, at_most, figure, skipped
 from embodied.selftest.place import Place
-from embodied.selftest.policies import OFT, Made, made, question
+from embodied.selftest.policies import OFT, BuiltPolicy, built_policy, question
 
 ROWS = 8
 AMPERE = 8  # major number of the capability of NVIDIA's GPUs from 2020 on
@@ -53,10 +53,10 @@ def _lacks_flash(place: Place) -> str:
     return ""
 
 
-def _made(place: Place, implementation: str, precision: str) -> Made:
+def _made(place: Place, implementation: str, precision: str) -> BuiltPolicy:
     keys = f"actor.model.attn_implementation={implementation}", f"actor.model.precision={precision}"
-    return made(place.device, *OFT, *keys)
+    return built_policy(place.device, *OFT, *keys)
 
 
-def _of(one: Made, records: Mapping[str, Tensor]) -> tuple[Tensor, Mapping[str, Tensor]]:
+def _of(one: BuiltPolicy, records: Mapping[str, Tensor]) -> tuple[Tensor, Mapping[str, Tensor]]:
     return learning.evaluate(one, records).logprobs, learning.learn(one, records).gradients

@@ -16,7 +16,7 @@ from embodied.protocols import Policy
 from embodied.selftest import learning
 from embodied.selftest.measured import Measured, none_of, skipped
 from embodied.selftest.place import Place
-from embodied.selftest.policies import OFT, Made, made, question
+from embodied.selftest.policies import OFT, BuiltPolicy, built_policy, question
 
 ROWS = 2
 SAVES = 3  # the second and third save, in the background, reuse the memory of the first
@@ -24,7 +24,7 @@ SAVES = 3  # the second and third save, in the background, reuse the memory of t
 
 @dataclass(frozen=True)
 class Learner:
-    """What a checkpoint holds (:class:`embodied.learn.checkpoint.state.Learner`)."""
+    """A policy and its optimizer-step engine, to be saved (:class:`embodied.learn.checkpoint.state.Learner`)."""
 
     policy: Policy
     engine: StepEngine
@@ -34,17 +34,17 @@ class Learner:
         return self.engine.optimizer
 
     def state_dict(self) -> dict[str, Any]:
-        """See :meth:`embodied.learn.step.engine.StepEngine.state_dict`."""
+        """Returns the optimizer-step engine's state."""
         return dict(self.engine.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of :meth:`state_dict`."""
+        """Loads what :meth:`state_dict` returned."""
         self.engine.load_state_dict(state)
 
 
 def checkpoints(place: Place) -> Iterator[Measured]:
-    """Yields how many tensors of loaded checkpoints are not those that were saved."""
-    one = made(place.device, *OFT)
+    """Measures how many tensors of loaded checkpoints differ from those that were saved."""
+    one = built_policy(place.device, *OFT)
     learner = learner_of(one)
     asked = question(one, ROWS)
     records = {**asked.obs, **learning.decide(one, asked)}
@@ -64,9 +64,9 @@ def checkpoints(place: Place) -> Iterator[Measured]:
         yield skipped("from pinned memory", "a GPU alone copies to it, and the device is cpu")
 
 
-def learner_of(one: Made) -> Learner:
-    """Makes what a run would save."""
-    return Learner(one.policy, learning.engine_of(one))
+def learner_of(built: BuiltPolicy) -> Learner:
+    """Makes the learner, policy and optimizer-step engine, that a run would save."""
+    return Learner(built.policy, learning.engine_of(built))
 
 
 def state_of(learner: Learner) -> dict[str, Tensor]:
@@ -78,7 +78,7 @@ def state_of(learner: Learner) -> dict[str, Tensor]:
 
 
 def _compared(how: str, place: Place, path: Any, wanted: Mapping[str, Tensor]) -> Measured:
-    other = learner_of(made(place.device, *OFT))
+    other = learner_of(built_policy(place.device, *OFT))
     resume(path, other)
     found = state_of(other)
     return none_of(f"saved {how}: tensors that differ", learning.unequal(found, wanted), len(wanted))

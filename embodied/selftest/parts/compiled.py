@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from embodied.selftest import learning
 from embodied.selftest.measured import Measured, NotRun, at_most, few_of, figure, skipped
 from embodied.selftest.place import Place
-from embodied.selftest.policies import OFT, made, question
+from embodied.selftest.policies import OFT, built_policy, question
 
 ROWS = 4
 COMPILERS = {"CXX": ("C++", ("g++",)), "CC": ("C", ("gcc", "clang"))}
@@ -19,9 +19,9 @@ GRADIENT = 5e-3  # tolerance, relative to the gradient's norm
 
 
 def compiled(place: Place) -> Iterator[Measured]:
-    """Yields how far the compiled small OpenVLA-OFT is from itself, and what compiling takes."""
+    """Measures how far the compiled small OpenVLA-OFT is from the uncompiled one, and what compiling takes."""
     need_compiler(place)
-    plain, fast = made(place.device, *OFT), made(place.device, *OFT, "actor.model.torch_compile=true")
+    plain, fast = built_policy(place.device, *OFT), built_policy(place.device, *OFT, "actor.model.torch_compile=true")
     asked, spec = question(plain, ROWS), plain.policy.spec
     wanted = learning.decide(plain, asked)
     began = time.monotonic()

@@ -9,7 +9,7 @@ from torch import Tensor
 from embodied.selftest import learning, twice
 from embodied.selftest.measured import Measured, none_of
 from embodied.selftest.place import Place
-from embodied.selftest.policies import SMALL, made, question
+from embodied.selftest.policies import SMALL, built_policy, question
 
 ROWS = 8
 
@@ -28,7 +28,7 @@ def determinism(place: Place) -> Iterator[Measured]:
 
 
 def _all(place: Place, keys: tuple[str, ...]) -> dict[str, Mapping[str, Tensor]]:
-    one = made(place.device, *keys)
+    one = built_policy(place.device, *keys)
     asked, weights = question(one, ROWS), learning.trained(one)
     decision = learning.decide(one, asked)
     records = {**asked.obs, **decision}

@@ -22,7 +22,7 @@ from embodied.runtime.engine.engine import Engine
 from embodied.selftest import learning
 from embodied.selftest.measured import Measured, NotRun, at_most, few_of, figure
 from embodied.selftest.place import Place
-from embodied.selftest.policies import TEXT, Made, Question, made, question
+from embodied.selftest.policies import TEXT, BuiltPolicy, Question, built_policy, question
 
 ROWS = 8
 KEYS = (
@@ -47,9 +47,9 @@ def engine(place: Place) -> Iterator[Measured]:
     yield from against_lanes(place)
 
 
-def against_lanes(place: Place, *more: str) -> Iterator[Measured]:
-    """Yields what :func:`engine` does, with an engine that is there."""
-    one = made(place.device, *KEYS, *more)
+def against_lanes(place: Place, *overrides: str) -> Iterator[Measured]:
+    """Measures an inference engine against the policy's own decoding in lanes."""
+    one = built_policy(place.device, *KEYS, *overrides)
     one = replace(one, drawn=replace(one.drawn, do_sample=False))
     asked, spec = question(one, ROWS), one.policy.spec
     wanted = learning.decide(one, asked)
@@ -59,7 +59,7 @@ def against_lanes(place: Place, *more: str) -> Iterator[Measured]:
         began = time.monotonic()
         opened.begin(one.drawn)
         yield figure("ready after", time.monotonic() - began, "s")
-        found = written(opened, one, asked)
+        found = engine_texts(opened, one, asked)
         opened.rest()
     yield few_of("other texts than the lanes write", *learning.other_decisions(spec, found, wanted), OTHER_TEXTS)
     records = {**asked.obs, **found}
@@ -68,15 +68,15 @@ def against_lanes(place: Place, *more: str) -> Iterator[Measured]:
     yield at_most("log-probs from those of evaluate, mean", gap, max_gap(one.config, one.policy), "nats")
 
 
-def written(opened: Engine, one: Made, asked: Question) -> dict[str, Tensor]:
-    """Lets an engine write a text for each row; returns the decisions on the CPU.
+def engine_texts(opened: Engine, built: BuiltPolicy, question: Question) -> dict[str, Tensor]:
+    """Has an inference engine write a text for each row; returns the decisions on the CPU.
 
     Raises:
         EngineError: they are not there in time.
     """
-    policy = one.policy
+    policy = built.policy
     assert isinstance(policy, ServedByEngine)
-    numbers = [opened.ask(prompt, seed) for seed, prompt in enumerate(policy.engine_prompts(asked.obs))]
+    numbers = [opened.ask(prompt, seed) for seed, prompt in enumerate(policy.engine_prompts(question.obs))]
     texts: dict[int, EngineText] = {}
     until = time.monotonic() + WAIT_S
     while len(texts) < len(numbers):
@@ -86,5 +86,5 @@ def written(opened: Engine, one: Made, asked: Question) -> dict[str, Tensor]:
             )
         texts |= dict(opened.poll())
     with torch.inference_mode():
-        fields = policy.engine_decision([texts[number] for number in numbers], one.drawn).fields
+        fields = policy.engine_decision([texts[number] for number in numbers], built.drawn).fields
     return {name: values.cpu().clone() for name, values in fields.items()}

@@ -14,7 +14,7 @@ from embodied.runtime.policy.capture import fast_act
 from embodied.selftest import learning
 from embodied.selftest.measured import Measured, at_least, at_most, few_of, figure
 from embodied.selftest.place import Place
-from embodied.selftest.policies import OFT, TEXT, Made, Question, made, question
+from embodied.selftest.policies import OFT, TEXT, BuiltPolicy, Question, built_policy, question
 
 ROWS = 4
 QUESTIONS = 3  # the first captures, the others show that new inputs are read
@@ -22,14 +22,14 @@ EXACT = 2e-4  # nats
 
 
 def graphs(place: Place) -> Iterator[Measured]:
-    """Yields how far replayed calls are from others, and how many were replayed."""
+    """Measures how far calls that replay a CUDA graph are from eager ones, and how many were replayed."""
     place.need_gpu("CUDA graphs")
     yield from _one_call(place)
     yield from _lanes(place)
 
 
 def _one_call(place: Place) -> Iterator[Measured]:
-    one = made(place.device, *OFT)
+    one = built_policy(place.device, *OFT)
     act = fast_act(one.policy, one.device, enforce_eager=False)
     other = differ = of = 0
     gap = 0.0
@@ -52,23 +52,24 @@ def _one_call(place: Place) -> Iterator[Measured]:
 
 
 def _lanes(place: Place) -> Iterator[Measured]:
-    one = made(place.device, *TEXT)
+    one = built_policy(place.device, *TEXT)
     asked, spec = question(one, ROWS), one.policy.spec
     with replays() as counted:
-        found = written(one, asked, enforce_eager=False)
-    wanted = written(one, asked, enforce_eager=True)
+        found = decoded_texts(one, asked, enforce_eager=False)
+    wanted = decoded_texts(one, asked, enforce_eager=True)
     yield at_least("causal_lm: graphs that were replayed", counted[0], 1)
     yield few_of("causal_lm: other texts", *learning.other_decisions(spec, found, wanted), 0.0)
     same = learning.same_so_far(spec, found, wanted)
     yield at_most("causal_lm: log-probs", learning.largest(found["logprobs"], wanted["logprobs"], same), EXACT, "nats")
 
 
-def written(one: Made, asked: Question, enforce_eager: bool) -> dict[str, Tensor]:
-    """Writes a text for each row of a question, in lanes as a rollout does; returns the decisions on the CPU."""
-    policy, here, rows = one.policy, asked.on(one.device), len(asked.noise)
+def decoded_texts(built: BuiltPolicy, question: Question, enforce_eager: bool) -> dict[str, Tensor]:
+    """Has the policy decode a text for each row of a question, in lanes as a rollout does; returns the decisions on the
+    CPU."""
+    policy, here, rows = built.policy, question.on(built.device), len(question.noise)
     assert isinstance(policy, Decodes)
     decoding = policy.decoding(rows, enforce_eager)
-    decoding.begin(one.drawn)
+    decoding.begin(built.drawn)
     found: dict[str, Any] = {name: [None] * rows for name in policy.spec.decision}
     with torch.inference_mode():
         decoding.admit(range(rows), here.obs, here.noise)
@@ -87,7 +88,7 @@ def written(one: Made, asked: Question, enforce_eager: bool) -> dict[str, Tensor
 
 @contextmanager
 def replays() -> Iterator[list[int]]:
-    """Counts the graphs that are replayed within it."""
+    """Context that counts replays of CUDA graphs, in the list's first item."""
     counted, usual = [0], torch.cuda.CUDAGraph.replay
 
     def replay(graph: Any) -> None:

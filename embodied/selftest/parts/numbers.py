@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from torch import Tensor
 
 from embodied.selftest import learning
-from embodied.selftest.learning import Learned
+from embodied.selftest.learning import LearnedStep
 from embodied.selftest.measured import Measured, at_most, few_of, figure, none_of
 from embodied.selftest.place import Place
-from embodied.selftest.policies import OFT, SMALL, TEXT, Made, made, question
+from embodied.selftest.policies import OFT, SMALL, TEXT, BuiltPolicy, built_policy, question
 
 ROWS = 8
 EXACT = 1e-4  # nats: on a CPU float32 that is added up in another order is 4e-6 apart
@@ -23,15 +23,15 @@ BF16: Mapping[str, tuple[str, ...]] = {"openvla_oft": OFT, "causal_lm": TEXT}
 
 
 def numbers(place: Place) -> Iterator[Measured]:
-    """Yields how far each small policy is from its numbers on the CPU."""
+    """Measures how far each small policy's numbers on the device are from those on the CPU."""
     for name, keys in SMALL.items():
-        yield from exact(name, made("cpu", *keys), made(place.device, *keys))
+        yield from exact(name, built_policy("cpu", *keys), built_policy(place.device, *keys))
     for name, keys in BF16.items():
         yield from rounded(name, keys, place)
 
 
-def exact(name: str, cpu: Made, device: Made) -> Iterator[Measured]:
-    """Yields the differences in float32."""
+def exact(name: str, cpu: BuiltPolicy, device: BuiltPolicy) -> Iterator[Measured]:
+    """Measures the differences between CPU and device in float32."""
     name = f"{name} fp32"
     weights = [{n: p.detach() for n, p in one.policy.named_parameters()} for one in (cpu, device)]
     yield none_of(f"{name}: weights that are others", learning.unequal(*weights), len(weights[0]))
@@ -50,18 +50,18 @@ def exact(name: str, cpu: Made, device: Made) -> Iterator[Measured]:
     yield from updates(name, here.logprobs, learning.learn(device, records), learning.learn(cpu, records), used)
 
 
-def updates(name: str, before: Tensor, found: Learned, wanted: Learned, used: Tensor) -> Iterator[Measured]:
-    """Yields how far two optimizer steps lie apart. ``before``: log-probs before the step."""
-    yield at_most(f"{name}: update, loss", abs(found.loss - wanted.loss), EXACT, "nats")
-    yield at_most(f"{name}: update, gradient", learning.relative(found.gradients, wanted.gradients), GRADIENT)
-    gap, moved = (learning.rms(wanted.after.logprobs, other, used) for other in (found.after.logprobs, before))
+def updates(name: str, before: Tensor, device: LearnedStep, cpu: LearnedStep, counted: Tensor) -> Iterator[Measured]:
+    """Measures how far two optimizer steps lie apart. ``before``: log-probs before the step."""
+    yield at_most(f"{name}: update, loss", abs(device.loss - cpu.loss), EXACT, "nats")
+    yield at_most(f"{name}: update, gradient", learning.relative(device.gradients, cpu.gradients), GRADIENT)
+    gap, moved = (learning.rms(cpu.after.logprobs, other, counted) for other in (device.after.logprobs, before))
     yield at_most(f"{name}: update, log-probs after it, share of what it moved", gap / moved, MOVED)
 
 
 def rounded(name: str, keys: tuple[str, ...], place: Place) -> Iterator[Measured]:
-    """Yields the differences in bfloat16: the device's may be some times as far from float32 as the CPU's."""
-    whole, bits = made("cpu", *keys), "actor.model.precision=bf16"
-    cpu, device = made("cpu", *keys, bits), made(place.device, *keys, bits)
+    """Measures the differences in bfloat16: the device's may be some times as far from float32 as the CPU's."""
+    whole, bits = built_policy("cpu", *keys), "actor.model.precision=bf16"
+    cpu, device = built_policy("cpu", *keys, bits), built_policy(place.device, *keys, bits)
     asked, spec, name = question(whole, ROWS), whole.policy.spec, f"{name} bf16"
     wanted, found = learning.decide(cpu, asked), learning.decide(device, asked)
     parted = learning.other_decisions(spec, found, wanted)
@@ -81,5 +81,5 @@ def rounded(name: str, keys: tuple[str, ...], place: Place) -> Iterator[Measured
     yield at_most(f"{name}: the device's gradient from fp32", gap, ROUNDED * usual)
 
 
-def _decisions(one: Made) -> str:
+def _decisions(one: BuiltPolicy) -> str:
     return "tokens" if one.policy.spec.elements.length_axis is None else "texts"

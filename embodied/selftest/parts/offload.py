@@ -13,7 +13,7 @@ from embodied.selftest.measured import Measured, at_least, at_most, none_of, ski
 from embodied.selftest.meters import allocated, peak_memory
 from embodied.selftest.parts import shards
 from embodied.selftest.place import Place
-from embodied.selftest.policies import OFT, TEXT, WIDE, Made, made, question
+from embodied.selftest.policies import OFT, TEXT, WIDE, BuiltPolicy, built_policy, question
 
 ROWS = 8
 DEEP = (*OFT, "actor.model.num_hidden_layers=12", "actor.model.gradient_checkpointing=true")
@@ -23,24 +23,24 @@ GIVEN_BACK = 0.95  # share of the bytes that were moved; torch's allocator round
 
 
 def offload(place: Place) -> Iterator[Measured]:
-    """Yields what changes by it, and how much memory of the device is free then."""
+    """Measures whether moving weights to host memory changes numbers, and how much device memory it frees."""
     yield from _activations(place)
     yield from _optimizer(place)
     wide = WIDE if place.on_gpu else TEXT
-    one = made(place.device, *wide)
+    one = built_policy(place.device, *wide)
     asked = question(one, 2)
     records = {**asked.obs, **learning.decide(one, asked)}
     yield from weights("weights on the host", one, records)
     with shards.one_rank(place):
-        shared = made(place.device, *wide)
+        shared = built_policy(place.device, *wide)
         yield from weights("weights on the host, fsdp2", shared, records, shards.share(shared).reshard)
 
 
 def _activations(place: Place) -> Iterator[Measured]:
-    found: list[learning.Learned] = []
+    found: list[learning.LearnedStep] = []
     peaks: list[float] = []
     for more in ((), ("actor.model.activation_offload=true",)):
-        one = made(place.device, *DEEP, *more)
+        one = built_policy(place.device, *DEEP, *more)
         asked = question(one, ROWS * (4 if place.on_gpu else 1))
         records = {**asked.obs, **learning.decide(one, asked)}
         with peak_memory(one.device) as peak:
@@ -54,11 +54,11 @@ def _activations(place: Place) -> Iterator[Measured]:
 
 
 def _optimizer(place: Place) -> Iterator[Measured]:
-    found: list[learning.Learned] = []
+    found: list[learning.LearnedStep] = []
     freed = held = 0
     began: Mapping[str, Tensor] = {}
     for wanted in ("false", "true"):
-        one = made(place.device, *(WIDE if place.on_gpu else TEXT), f"actor.enable_offload={wanted}")
+        one = built_policy(place.device, *(WIDE if place.on_gpu else TEXT), f"actor.enable_offload={wanted}")
         asked, engine, began = question(one, ROWS), learning.engine_of(one), learning.trained(one)
         records = {**asked.obs, **learning.decide(one, asked)}
         learning.learn(one, records, engine)
@@ -75,31 +75,31 @@ def _optimizer(place: Place) -> Iterator[Measured]:
 
 
 def weights(
-    what: str, one: Made, records: Mapping[str, Tensor], settle: Callable[[], None] = lambda: None
+    name: str, built: BuiltPolicy, records: Mapping[str, Tensor], settle: Callable[[], None] = lambda: None
 ) -> Iterator[Measured]:
-    """Yields what changes when a policy's weights rest on the host, come back, and learn.
+    """Measures what changes when a policy's weights rest in host memory, come back, and learn.
 
     Args:
         settle: called before they rest.
     """
-    engine, before = learning.engine_of(one), learning.fields_of(learning.evaluate(one, records))
+    engine, before = learning.engine_of(built), learning.fields_of(learning.evaluate(built, records))
     settle()
-    resting = RestingWeights(one.module, True)
-    held = sum(own(parameter).nbytes for parameter in one.module.parameters())
-    has = allocated(one.device)
+    resting = RestingWeights(built.module, True)
+    held = sum(local_shard(parameter).nbytes for parameter in built.module.parameters())
+    has = allocated(built.device)
     resting.rest()
-    freed = has - allocated(one.device)
+    freed = has - allocated(built.device)
     resting.wake()
-    after = learning.fields_of(learning.evaluate(one, records))
-    yield none_of(f"{what}: fields of evaluate that differ afterwards", learning.unequal(before, after), len(after))
-    step = learning.learn(one, records, engine)
-    gap = learning.largest(step.after.logprobs, after["logprobs"], learning.counted(one.policy.spec, records))
-    yield at_least(f"{what}: log-probs that the next step moves", gap, 1e-6, "nats")
-    yield _freed(f"{what}: freed", freed, held, one.device.type != "cpu")
+    after = learning.fields_of(learning.evaluate(built, records))
+    yield none_of(f"{name}: fields of evaluate that differ afterwards", learning.unequal(before, after), len(after))
+    step = learning.learn(built, records, engine)
+    gap = learning.largest(step.after.logprobs, after["logprobs"], learning.counted(built.policy.spec, records))
+    yield at_least(f"{name}: log-probs that the next step moves", gap, 1e-6, "nats")
+    yield _freed(f"{name}: freed", freed, held, built.device.type != "cpu")
 
 
-def own(parameter: Tensor) -> Tensor:
-    """Returns what this process holds of a parameter."""
+def local_shard(parameter: Tensor) -> Tensor:
+    """Returns this process's shard of a parameter; the parameter itself without shards."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 

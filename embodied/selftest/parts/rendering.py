@@ -29,7 +29,7 @@ SAME_PIXELS = 0.9  # share within 16 of 255
 
 
 def rendering(place: Place) -> Iterator[Measured]:
-    """Yields what draws, whether it draws something, and how far the two pictures lie apart."""
+    """Measures rendering: which renderer draws, whether a picture shows something, how far two pictures lie apart."""
     absent = [package for package in ("libero", "robosuite", "mujoco") if find_spec(package) is None]
     if absent:
         raise NotRun(f"LIBERO is not installed, {', '.join(absent)} is missing: pip install 'embodied-rl[libero]'")
@@ -57,7 +57,7 @@ def rendering(place: Place) -> Iterator[Measured]:
 
 
 def draw(renderer: str, file: Path) -> None:
-    """Draws the first observation of an episode and writes it."""
+    """Renders the first observation of an episode and writes it to ``file``."""
     side = compose([*KEYS, f"env.train.renderer={renderer}"]).config.env.train
     env: Env = load_target(side.target, "env.train._target_")(**target_kwargs(side, "env.train"))
     facts = env.prepare()

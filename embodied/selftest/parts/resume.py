@@ -29,7 +29,7 @@ STEPS = (
 
 
 def resume(place: Place) -> Iterator[Measured]:
-    """Yields how far the last weights and metrics of the two trainings lie apart."""
+    """Measures how far the weights and metrics of an interrupted and resumed training are from an uninterrupted one."""
     for name, keys in KINDS.items():
         whole, stopped = place.folder / name / "whole", place.folder / name / "stopped"
         train(whole, place.device, keys)
@@ -53,7 +53,8 @@ def _compared(
 
 
 def train(folder: Path, device: str, keys: Sequence[str]) -> None:
-    """Runs the command in a folder. Raises :class:`RuntimeError` with what it printed if it fails."""
+    """Runs a training in a child process, in ``folder``. Raises :class:`RuntimeError` with what it printed
+    if it fails."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "embodied.train", *COMMON, *keys, *STEPS, f"runner.device={device}"]
     done = subprocess.run(

@@ -16,7 +16,7 @@ from embodied.schema import FsdpConfig
 from embodied.selftest import learning
 from embodied.selftest.measured import Measured, at_most, few_of, figure
 from embodied.selftest.place import Place
-from embodied.selftest.policies import OFT, TEXT, Made, made, question, use
+from embodied.selftest.policies import OFT, TEXT, BuiltPolicy, built_policy, question, use
 
 ROWS = 4
 EXACT = 2e-4  # nats
@@ -26,14 +26,14 @@ WHOLE = {"openvla_oft": (*OFT, "actor.model.is_lora=false"), "causal_lm": TEXT}
 
 
 def shards(place: Place) -> Iterator[Measured]:
-    """Yields how far a policy that is shared out is from one that is not."""
+    """Measures how far a policy that is sharded by FSDP is from one that is not."""
     with one_rank(place) as backend:
         yield figure("collectives", backend)
         for name, keys in WHOLE.items():
-            yield from _compared(name, made(place.device, *keys), made(place.device, *keys))
+            yield from _compared(name, built_policy(place.device, *keys), built_policy(place.device, *keys))
 
 
-def _compared(name: str, whole: Made, shared: Made) -> Iterator[Measured]:
+def _compared(name: str, whole: BuiltPolicy, shared: BuiltPolicy) -> Iterator[Measured]:
     asked, spec = question(whole, ROWS), whole.policy.spec
     parallel = share(shared)
     wanted = learning.decide(whole, asked)
@@ -54,14 +54,14 @@ def _compared(name: str, whole: Made, shared: Made) -> Iterator[Measured]:
         yield at_most(f"{name}: log-probs after the {number} update", gap, 10 * EXACT, "nats")
 
 
-def share(one: Made) -> Shards:
-    """Shares a policy out over the one rank that there is."""
-    return Shards(one.policy, FsdpConfig(strategy="fsdp2"), Group(), one.device)
+def share(built: BuiltPolicy) -> Shards:
+    """Shards a policy by FSDP over the one rank that there is."""
+    return Shards(built.policy, FsdpConfig(strategy="fsdp2"), Group(), built.device)
 
 
 @contextmanager
 def one_rank(place: Place) -> Iterator[str]:
-    """Connects this process with itself; yields which library does the device's collectives."""
+    """Context with a process group of this process alone; yields the name of its collectives' library."""
     backend = "nccl" if place.on_gpu else "gloo"
     use(place.device)
     store = dist.HashStore()

@@ -32,7 +32,7 @@ CLOSE_REWARD = 0.1  # tolerance; rewards are at most 1
 
 
 def simulation(place: Place) -> Iterator[Measured]:
-    """Yields whether pictures and states are there, and how far the means of the GPU are from the CPU's."""
+    """Measures GPU simulation: whether pictures and states are there, and how far the means are from the CPU's."""
     absent = [package for package in ("mani_skill", "sapien") if find_spec(package) is None]
     if absent:
         raise NotRun(f"ManiSkill is not installed, {absent[0]} is missing: pip install 'embodied-rl[maniskill]'")
@@ -73,7 +73,8 @@ def _apart(backend: str, place: Place, name: str) -> dict[str, np.ndarray]:
 
 
 def simulate(backend: str, file: Path) -> None:
-    """Moves N copies by equal actions; writes states [T, N, S], rewards [T, N] and pictures [N, C, H, W, 3]."""
+    """Simulates N copies under equal random actions; writes states [T, N, S], rewards [T, N] and pictures [N, C, H, W,
+    3] to ``file``."""
     side = compose([*KEYS, f"env.train.sim_backend={backend}"]).config.env.train
     env: Env = load_target(side.target, "env.train._target_")(**target_kwargs(side, "env.train"))
     env.prepare()

@@ -19,7 +19,7 @@ from embodied.selftest.large import LARGE, built, lacks_room
 from embodied.selftest.measured import Measured, at_least, figure, skipped
 from embodied.selftest.meters import peak_memory, seconds_of
 from embodied.selftest.place import Place
-from embodied.selftest.policies import OFT, Made, made, question, there
+from embodied.selftest.policies import OFT, BuiltPolicy, built_policy, question, to_device
 
 ROUNDS = 3
 LEAST_S = 1.0  # shortest round on a GPU
@@ -27,10 +27,10 @@ ACT, LEARN = (1, 8, 32), (1, 8)  # rows
 
 
 def throughput(place: Place) -> Iterator[Measured]:
-    """Yields decisions and samples a second, and which share of the matrix product's rate they use."""
+    """Measures decisions and samples a second, and which share of the matrix product's rate they use."""
     if why := lacks_room(place):
         yield skipped("7B, adapters, bf16", why)
-        one, name = made(place.device, *OFT, "actor.model.precision=fp32"), "small"
+        one, name = built_policy(place.device, *OFT, "actor.model.precision=fp32"), "small"
     else:
         one, name = built(place, LARGE), "7B"
     rate = measure(one.device, number_format(one.policy))
@@ -43,9 +43,9 @@ def throughput(place: Place) -> Iterator[Measured]:
 
 def _timed(
     what: str,
-    one: Made,
+    one: BuiltPolicy,
     rows: int,
-    opened: Callable[[Made, int], Callable[[], Any]],
+    opened: Callable[[BuiltPolicy, int], Callable[[], Any]],
     training: bool,
     rate: float,
     place: Place,
@@ -71,7 +71,7 @@ def _timed(
     yield at_least(f"{what}: share of the matrix product's rate", flops / seconds / rate, 1e-4)
 
 
-def _acts(one: Made, rows: int) -> Callable[[], Any]:
+def _acts(one: BuiltPolicy, rows: int) -> Callable[[], Any]:
     asked = question(one, rows).on(one.device)
 
     def call() -> None:
@@ -81,7 +81,7 @@ def _acts(one: Made, rows: int) -> Callable[[], Any]:
     return call
 
 
-def _learns(one: Made, rows: int) -> Callable[[], Any]:
+def _learns(one: BuiltPolicy, rows: int) -> Callable[[], Any]:
     asked, engine = question(one, rows), learning.engine_of(one)
-    records = there({**asked.obs, **learning.decide(one, asked)}, one.device)
+    records = to_device({**asked.obs, **learning.decide(one, asked)}, one.device)
     return lambda: learning.step(one, records, engine)

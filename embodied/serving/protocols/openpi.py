@@ -36,7 +36,7 @@ GOODBYE = b"the server ends"
 
 
 async def converse(host: Host, request: web.Request, address: str) -> web.WebSocketResponse:
-    """Hold one connection until either side ends it.
+    """Serves one openpi websocket connection until either side ends it.
 
     Raises:
         HTTPNotFound: the request is no websocket's.
@@ -60,7 +60,7 @@ async def converse(host: Host, request: web.Request, address: str) -> web.WebSoc
 
 
 class Conversation:
-    """One connection. Its life: metadata, then a frame and its answer in turn, until either side ends it."""
+    """One openpi websocket connection: metadata, then a frame and its answer in turn, until either side ends it."""
 
     def __init__(self, host: Host, socket: web.WebSocketResponse, transport: asyncio.Transport, address: str) -> None:
         self.host, self.session, self.loop = host, Session(), asyncio.get_running_loop()
@@ -73,6 +73,7 @@ class Conversation:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def run(self) -> None:
+        """Serves the connection until either side ends it."""
         draining = self.host.draining
         self._idle = self.loop.call_later(self.host.limits.idle_s, self._look_at_clock)
         self.host.conversations.add(self)
@@ -131,7 +132,7 @@ class Conversation:
             asked.read(message)
 
     def answer(self, asked: _Request, outcome: Outcome) -> None:
-        """Answer the request that is under way. Called on the event loop."""
+        """Answers the request that is under way. Called on the event loop."""
         try:
             if isinstance(outcome, Answer):
                 self.host.answered(NAME, asked.came)
@@ -144,8 +145,8 @@ class Conversation:
             log.exception("a request of %s was not answered", self._address)
             self._transport.abort()
 
-    def heard_ours(self) -> None:
-        """Notes that the client has sent keys of ours."""
+    def note_own_client(self) -> None:
+        """Notes that the client sends keys that openpi does not have."""
         self._ours = True
 
     def _ends(self) -> None:
@@ -232,17 +233,17 @@ class _Request(Ticket):
         host.metrics.note(host.metrics.received_bytes.inc, len(message.data))
         host.frames.read(message.data, self)
 
-    def heard(self, request_id: int | str | None, ours: bool) -> None:
+    def on_options(self, request_id: int | str | None, ours: bool) -> None:
         self.request_id = request_id
         if ours:
-            self._conversation.heard_ours()
+            self._conversation.note_own_client()
 
-    def asks(self, found: Question | EmbodiedError) -> None:
+    def on_question(self, question: Question | EmbodiedError) -> None:
         conversation = self._conversation
         try:
-            if isinstance(found, EmbodiedError):
-                raise found
-            conversation.host.service.submit(found, conversation.session, self)
+            if isinstance(question, EmbodiedError):
+                raise question
+            conversation.host.service.submit(question, conversation.session, self)
         except EmbodiedError as error:
             with suppress(RuntimeError):  # the loop is closed
                 conversation.loop.call_soon_threadsafe(self.deliver, error)

@@ -36,7 +36,7 @@ ARRAY, ENCODED = "__numpy__", "encoded"
 
 
 async def act(host: Host, request: web.Request, address: str) -> web.Response:
-    """Answer one request."""
+    """Answers one OpenVLA request: an observation by POST, its action as JSON."""
     if not host.ready:
         return refusal(host.failed(RequestError("the server is not ready", "try again later", "draining")))
     host.begins()
@@ -64,7 +64,7 @@ async def _actions(host: Host, request: web.Request, address: str) -> web.Respon
 
 
 def refusal(error: Mapping[str, str]) -> web.Response:
-    """The response to a request that failed."""
+    """Makes the response to an OpenVLA request that failed."""
     status = STATUS[error["kind"]]
     headers = {"Retry-After": "1"} if status in (429, 503) else {}
     return web.json_response({wire.ERROR: dict(error)}, status=status, headers=headers)

@@ -19,7 +19,7 @@ MOST_TASKS = 100  # instructions of the training that are told
 def metadata(
     policy: Policy, env: EnvSpec, keys: Mapping[str, str], limits: ServerLimits, *, greedy: bool, max_batch: int
 ) -> dict[str, Any]:
-    """Returns the message, in values that :func:`embodied.client.wire.pack` takes."""
+    """Makes the metadata message that clients get first, in values that :func:`embodied.client.wire.pack` takes."""
     spec, chunk = to_json(env), policy.spec.num_action_chunks
     shape = env.action.field(chunk).shape
     return {

@@ -18,7 +18,7 @@ BAD_FILE = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, Ty
 
 
 def read(value: Any, key: str, size: tuple[int, int], max_pixels: int, resize: bool) -> np.ndarray:
-    """Returns a picture as uint8 [H, W, 3].
+    """Decodes a picture in a request, an array or an encoded file, to uint8 [H, W, 3].
 
     Args:
         value: uint8 [H, W, 3], or the bytes of a JPEG or PNG file.

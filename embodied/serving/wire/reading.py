@@ -32,15 +32,18 @@ NUMBERS = 1 << 13  # most numbers beside pictures that are read without a thread
 
 
 class Asker(Protocol):
-    """The sender of a frame. Its methods are called on the event loop or in a thread."""
+    """Interface of a frame's sender, which is called back with what was read. Its methods are called on the event loop
+    or in a thread."""
 
     gone: bool  # nobody waits any more: nothing is decoded that has not begun
 
-    def heard(self, request_id: int | str | None, ours: bool) -> None:
-        """Gets what a frame says beside its observation. ``ours``: it has keys of ours."""
+    def on_options(self, request_id: int | str | None, ours: bool) -> None:
+        """Receives the options of a frame beside its observation. ``ours``: it has keys that only this library's client
+        sends."""
 
-    def asks(self, found: Question | EmbodiedError) -> None:
-        """Gets the question, or its error, last. An error may still come after a question, which is then lost."""
+    def on_question(self, question: Question | EmbodiedError) -> None:
+        """Receives the observation that was read, or the error, last. An error may still come after an observation,
+        which is then lost."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class _Read:
 
 
 class Frames:
-    """Reads the frames of a server.
+    """Decodes binary frames into observations, pictures in threads.
 
     Args:
         max_bytes: of a frame.
@@ -66,7 +69,8 @@ class Frames:
         self._in_threads = numbers > NUMBERS
 
     def read(self, data: bytes, asker: Asker) -> None:
-        """Read a frame and call the asker, perhaps before this returns. Never raises: the asker gets every error."""
+        """Decodes a frame and calls the asker back, perhaps before this returns. Never raises: the asker gets every
+        error."""
         self._guarded(asker, partial(self._begin, data, asker))
 
     def _begin(self, data: bytes, asker: Asker) -> None:
@@ -106,9 +110,9 @@ class Frames:
             return _Read(unforeseen(error), options.request_id, ours)
 
     def _go_on(self, read: _Read, asker: Asker, began: float) -> None:
-        asker.heard(read.request_id, read.ours)
+        asker.on_options(read.request_id, read.ours)
         if isinstance(read.found, EmbodiedError):
-            asker.asks(read.found)
+            asker.on_question(read.found)
         elif read.found.left:
             self._decode(read.found, asker, began)
         else:
@@ -116,7 +120,7 @@ class Frames:
 
     def _has(self, draft: Draft, asker: Asker, began: float) -> None:
         self._metrics.note(self._metrics.decode.observe, time.perf_counter() - began)
-        asker.asks(draft.question())
+        asker.on_question(draft.question())
 
     def _decode(self, draft: Draft, asker: Asker, began: float) -> None:
         """Decode the pictures that are left, side by side; the thread that ends last goes on with the question."""
@@ -144,7 +148,7 @@ class Frames:
         try:
             job()
         except EmbodiedError as error:
-            asker.asks(error)
+            asker.on_question(error)
         except Exception as error:
             log.exception("a request could not be asked")
-            asker.asks(unforeseen(error))
+            asker.on_question(unforeseen(error))

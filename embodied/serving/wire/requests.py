@@ -26,7 +26,7 @@ MOST_NUMBER = 1 << 63  # exclusive upper bound for sessions and delays
 
 @dataclass(frozen=True)
 class Options:
-    """Fields of a request beside its observation."""
+    """Options of a request beside its observation."""
 
     request_id: int | str | None = None  # comes back with the answer
     greedy: bool | None = None  # None: as the server does
@@ -36,7 +36,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Question:
-    """An observation with its instruction, as the policy takes it."""
+    """An observation with its instruction, as the policy takes it, and options of the request."""
 
     prompt: str
     fields: Mapping[str, np.ndarray]  # fields of EnvSpec.obs without pictures and instruction
@@ -45,13 +45,13 @@ class Question:
 
 
 def unforeseen(error: Exception) -> RequestError:
-    """Returns the error that a client gets for an exception that is none of ours."""
+    """Makes the error that a client gets for an unexpected exception of the server."""
     what = f"the server failed with {type(error).__name__}"
     return RequestError(what, "see the log of the server, which has the traceback")
 
 
 class Draft:
-    """A question whose pictures are there, or are left to decode: each in a thread of its own, if there are as many.
+    """A request whose pictures may still have to be decoded: each in a thread of its own, if there are as many.
 
     Args:
         pictures: of each camera, or what makes it.
@@ -64,7 +64,7 @@ class Draft:
         self._made: list[Any] = [*pictures]
 
     def decode(self, place: int) -> None:
-        """Make the picture of a camera that is left. An error, also one that was not foreseen, is raised by
+        """Decodes the picture of camera ``place``. An error, also one that was not foreseen, is raised by
         :meth:`question`: whoever makes the last picture tells it, once."""
         try:
             self._made[place] = self.left[place]()
@@ -75,7 +75,7 @@ class Draft:
             self._made[place] = unforeseen(error)
 
     def question(self) -> Question:
-        """Gives the question, once all pictures are decoded.
+        """Returns the request's observation, once all pictures are decoded.
 
         Raises:
             RequestError: that of the first picture that cannot be read.
@@ -87,7 +87,7 @@ class Draft:
 
 
 class QuestionReader:
-    """Reads requests for an env.
+    """Converts requests into observations of an env, and checks them.
 
     Args:
         keys: those of the user's own (:mod:`.keys`).
@@ -108,14 +108,14 @@ class QuestionReader:
         self._shape = (height, width, 3)
 
     def read(self, message: Mapping[str, Any], options: Options | None = None) -> Question:
-        """Returns what is asked; arguments and errors as of :meth:`draft`."""
+        """Converts a request into an observation; arguments and errors as of :meth:`draft`."""
         draft = self.draft(message, options)
         for place in draft.left:
             draft.decode(place)
         return draft.question()
 
     def draft(self, message: Mapping[str, Any], options: Options | None = None) -> Draft:
-        """Returns what is asked, perhaps with pictures left to decode.
+        """Converts a request into an observation whose pictures may still have to be decoded.
 
         Args:
             options: what :func:`options_of` has found, where it was called already.
@@ -208,7 +208,7 @@ class QuestionReader:
 
 
 def options_of(message: Mapping[str, Any]) -> Options:
-    """Returns what a request says beside its observation.
+    """Reads the options of a request.
 
     Raises:
         RequestError: an option is unknown or has another type.

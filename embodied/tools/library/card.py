@@ -29,38 +29,38 @@ def run_of(checkpoint: Path) -> Path:
 
 
 def card(
-    checkpoint: Path, meta: Meta, written: Exported, out: Path, results: Sequence[tuple[str, Mapping[str, Any]]]
+    checkpoint: Path, meta: Meta, exported: Exported, out: Path, results: Sequence[tuple[str, Mapping[str, Any]]]
 ) -> str:  # fmt: skip
-    """Returns README.md of the folder ``out``, as model hubs show it.
+    """Makes the model card, README.md of the folder ``out``, as model hubs show it.
 
     Args:
         results: those of :func:`evaluations_of`.
     """
-    head = yaml.safe_dump({"library_name": written.library, "tags": ["embodied", "reinforcement-learning"]}).strip()
+    head = yaml.safe_dump({"library_name": exported.library, "tags": ["embodied", "reinforcement-learning"]}).strip()
     after = f"{meta.iteration} iterations" + (f" and {meta.steps} optimizer steps" if meta.steps else "")
     parts = [
         f"---\n{head}\n---",
         f"# {run_of(checkpoint).name}",
         f"Trained with embodied: weights after {after} ({meta.weight_version} optimizer updates), from `{checkpoint}`.",
         "\n".join(["| | |", "|---|---|", *(f"| {name} | {_cell(fact)} |" for name, fact in meta.policy.items())]),
-        *written.notes,
-        f"```python\n{written.usage.replace('FOLDER', str(out))}\n```",
+        *exported.notes,
+        f"```python\n{exported.usage.replace('FOLDER', str(out))}\n```",
         *(part for name, found in results for part in _evaluation(name, found)),
         *([] if results else ["## Evaluation", "Not evaluated."]),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def evaluations_of(checkpoint: Path, meta: Meta, given: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
+def evaluations_of(checkpoint: Path, meta: Meta, names: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
     """Returns the evaluations of a checkpoint: the one that its own run made after the same iteration, and, with the
-    names of their runs, those that are ``given`` (as to ``embodied.tools.compare``).
+    names of their runs, those that are ``names`` (as to ``embodied.tools.compare``).
 
     Raises:
         EvaluationError: one that is given does not exist, is damaged, or is of other weights.
     """
     own = run_of(checkpoint) / "eval" / f"{meta.iteration:06d}.json"
     files = [own] if not meta.steps and own.is_file() else []
-    for name in given:
+    for name in names:
         file = evaluations.read(name).file
         if not files or not file.samefile(own):
             _check_same_weights(name, json.loads(file.read_text(encoding="utf-8")), checkpoint, meta)
@@ -146,7 +146,7 @@ def _said(value: Any) -> str:
 
 
 def verification(lines: Sequence[str], table: Sequence[Sequence[str]]) -> str:
-    """Returns the card's part on a verification.
+    """Formats the model card's section on a verification.
 
     Args:
         table: the episodes that differ; the head is the first row.

@@ -20,7 +20,8 @@ CONFIG = "config.yaml"
 
 
 def of_run(name: str, run: Path) -> list[str]:
-    """Returns a line for each value that a run has under a key, below a section, or under keys that end so.
+    """Explains where a run's values come from: a line for each value under a key, below a section, or under keys that
+    end so.
 
     Raises:
         ConfigError: the folder is none of a run, or the run has no such key.

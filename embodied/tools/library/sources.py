@@ -35,7 +35,7 @@ _PACKAGES = {
 
 @dataclass(frozen=True)
 class Argument:
-    """An argument of an env's or a model's class."""
+    """A keyword argument of an env's or a model's class, with its meaning and default."""
 
     name: str
     target: str  # dotted path of the class or function
@@ -45,7 +45,7 @@ class Argument:
 
 
 def settings(key: str, target: str | None = None) -> list[str]:
-    """Returns lines that say which YAML files set a key, and to what.
+    """Lists, as lines of text, the YAML files that set a key, and to what.
 
     Args:
         target: of a key that is an argument of this class: files that name another are left out.
@@ -68,7 +68,7 @@ def settings(key: str, target: str | None = None) -> list[str]:
 
 
 def arguments(section: str) -> Iterator[Argument]:
-    """Yields the arguments of all classes that the files of a section's group name."""
+    """Yields the arguments of all classes that the YAML files of a section's group name."""
     named = [content.get("_target_") for file, _, content in _files() if file.parent.name == GROUPS[section]]
     for target in sorted({name for name in named if isinstance(name, str)}):
         try:
@@ -89,7 +89,7 @@ def relative(file: str | Path) -> str:
 
 @dataclass(frozen=True)
 class Choice:
-    """A file of a group of the configuration."""
+    """A YAML file of a configuration group, chosen by ``GROUP=NAME``."""
 
     name: str  # GROUP=NAME of the command line
     meaning: str
@@ -97,7 +97,7 @@ class Choice:
 
 
 def choices_called(name: str) -> list[Choice]:
-    """Returns the files of the groups that are called so.
+    """Lists the group files called ``name``.
 
     >>> [choice.name for choice in choices_called("ppo")]
     ['algorithm=ppo']

@@ -1,7 +1,7 @@
 """Which values of a Gymnasium env are pictures, state, instruction, success and progress; checked against the facts."""
 
 from .choosing import mapping_of, reads
-from .mapped import Mapped
-from .wanted import Wanted
+from .mapped import ResolvedMapping
+from .wanted import MappingSettings
 
-__all__ = ["Mapped", "Wanted", "mapping_of", "reads"]
+__all__ = ["MappingSettings", "ResolvedMapping", "mapping_of", "reads"]

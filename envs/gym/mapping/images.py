@@ -7,31 +7,32 @@ from collections.abc import Sequence
 from embodied.errors import ConfigError, did_you_mean
 
 from ..facts import GymFacts
-from ..pictures import BYTES, LAYOUTS, RGB, Form, form_of, told_form
+from ..pictures import BYTES, LAYOUTS, RGB, Form, declared_form, form_of
 from ..settings import KEY
 from ..sources import RENDER, TEXT, Source
-from .wanted import Wanted, check_list, in_each, known, range_of
+from .wanted import MappingSettings, check_list, in_each, known, range_of
 
 
-def images_of(wanted: Wanted, facts: GymFacts) -> tuple[tuple[Source, Form], ...]:
-    """The pictures and their forms. Raises :class:`ConfigError` for what is none, or has several meanings."""
+def images_of(settings: MappingSettings, facts: GymFacts) -> tuple[tuple[Source, Form], ...]:
+    """Determines the pictures that are read from an env's values, with their forms. Raises :class:`ConfigError` for
+    what is none, or has several meanings."""
     key = f"{KEY}.images"
-    if wanted.image_layout not in (None, *LAYOUTS):
+    if settings.image_layout not in (None, *LAYOUTS):
         raise ConfigError(
-            f"{KEY}.image_layout is {wanted.image_layout!r}.{did_you_mean(str(wanted.image_layout), LAYOUTS)}",
+            f"{KEY}.image_layout is {settings.image_layout!r}.{did_you_mean(str(settings.image_layout), LAYOUTS)}",
             f"set it to one of {', '.join(LAYOUTS)}, or to null: found out",
         )
-    numbers = range_of(f"{KEY}.image_range", wanted.image_range, "[0,1]: the numbers of black and of white")
-    if wanted.images is None:
+    numbers = range_of(f"{KEY}.image_range", settings.image_range, "[0,1]: the numbers of black and of white")
+    if settings.images is None:
         found = [name for name in facts.entries if name.split(".")[0] == "obs" and form_at(name, facts) is not None]
-        if wanted.image_layout is None and numbers is None:
-            _check_clear(wanted, facts, [])
+        if settings.image_layout is None and numbers is None:
+            _check_clear(settings, facts, [])
             found = [name for name in found if isinstance(form_at(name, facts), Form)]
-        return tuple((Source(name), _told(Source(name), facts, wanted.image_layout, numbers)) for name in found)
-    check_list(key, wanted.images, "[render]")
-    sources = [Source.of(text, key) for text in wanted.images]
-    _check_clear(wanted, facts, [source.name for source in sources])
-    return tuple((source, _told(source, facts, wanted.image_layout, numbers)) for source in sources)
+        return tuple((Source(name), _told(Source(name), facts, settings.image_layout, numbers)) for name in found)
+    check_list(key, settings.images, "[render]")
+    sources = [Source.of(text, key) for text in settings.images]
+    _check_clear(settings, facts, [source.name for source in sources])
+    return tuple((source, _told(source, facts, settings.image_layout, numbers)) for source in sources)
 
 
 def _told(source: Source, facts: GymFacts, layout: str | None, numbers: tuple[float, float] | None) -> Form:
@@ -46,7 +47,9 @@ def _told(source: Source, facts: GymFacts, layout: str | None, numbers: tuple[fl
             )
         return Form(RGB, 2, BYTES)
     shape, dtype = known(in_each(source, key, facts), key, facts)
-    form = "no picture" if dtype == TEXT else told_form(shape, dtype, facts.bounds.get(source.name), layout, numbers)
+    form = (
+        "no picture" if dtype == TEXT else declared_form(shape, dtype, facts.bounds.get(source.name), layout, numbers)
+    )
     clear = form_at(source.name, facts) if source.name in facts.entries else None
     for found in (form, clear):  # what is said is about those that are not clear
         if isinstance(found, Form):
@@ -58,7 +61,7 @@ def _told(source: Source, facts: GymFacts, layout: str | None, numbers: tuple[fl
     )
 
 
-def _check_clear(wanted: Wanted, facts: GymFacts, named: Sequence[str]) -> None:
+def _check_clear(wanted: MappingSettings, facts: GymFacts, named: Sequence[str]) -> None:
     """Refuses to make numbers of the state of what may be a picture, unless the user has said what it is."""
     if wanted.state is not None:
         return
@@ -86,7 +89,7 @@ def _ways(name: str, facts: GymFacts) -> str:
 
 
 def form_at(name: str, facts: GymFacts) -> Form | str | None:
-    """How an entry is read as a picture, as :func:`.pictures.form_of` says it."""
+    """Infers how an entry is read as a picture, as :func:`.pictures.form_of` does."""
     shape, dtype = facts.entries[name]
     return None if dtype == TEXT else form_of(shape, dtype, facts.bounds.get(name))
 
@@ -97,16 +100,16 @@ def _pictures(facts: GymFacts) -> str:
 
 
 def _shape_of(source: Source, facts: GymFacts) -> tuple[int, ...]:
-    shape = facts.frame if source.name == RENDER else facts.said[source.name][0]
+    shape = facts.frame if source.name == RENDER else facts.all_entries[source.name][0]
     assert shape is not None
     return shape
 
 
-def size_of(wanted: Wanted, facts: GymFacts, images: Sequence[tuple[Source, Form]]) -> tuple[int, int]:
-    """H and W of all pictures. Raises :class:`ConfigError` if they differ and none is asked for."""
+def size_of(settings: MappingSettings, facts: GymFacts, images: Sequence[tuple[Source, Form]]) -> tuple[int, int]:
+    """Determines H and W of all pictures. Raises :class:`ConfigError` if they differ and none is asked for."""
     shapes = [form.size(_shape_of(source, facts)) for source, form in images]
-    if wanted.image_size is not None:
-        given = wanted.image_size
+    if settings.image_size is not None:
+        given = settings.image_size
         sizes = [given, given] if isinstance(given, int) else list(given)
         if len(sizes) != 2 or not all(isinstance(side, int) and 4 <= side <= 4096 for side in sizes):
             raise ConfigError(

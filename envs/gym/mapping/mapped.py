@@ -19,8 +19,8 @@ from ..sources import RENDER, Rule, Source, entries, listed
 
 
 @dataclass(frozen=True)
-class Mapped:
-    """What is read from the env's values, and how."""
+class ResolvedMapping:
+    """The resolved mapping from an env's values to observation, success and progress."""
 
     images: tuple[tuple[Source, Form], ...]
     size: tuple[int, int]  # H, W of a picture
@@ -59,7 +59,7 @@ class Mapped:
         return any(source.name == RENDER for source, _ in self.images)
 
     def write(self, values: Mapping[str, Any], out: Obs) -> None:
-        """Writes an observation.
+        """Writes an observation from the env's values into ``out``.
 
         Args:
             values: of the env, by root, with ``render`` if it is needed.
@@ -85,14 +85,14 @@ class Mapped:
             instructions.write(str(_read(self.instruction, values)), out[instructions.FIELD], cut=True)
 
     def pictures(self, values: Mapping[str, Any]) -> Iterator[np.ndarray]:
-        """The pictures of all cameras, brought to the size and side that is asked for: uint8 [H, W, 3] each."""
+        """Yields the pictures of all cameras, resized and turned as configured: uint8 [H, W, 3] each."""
         for source, form in self.images:
             for picture in form.pictures(np.asarray(_read(source, values)), source.name):
                 array = picture[::-1, ::-1] if self.turned else picture
                 yield array if array.shape[:2] == self.size else _resized(array, self.size)
 
     def frame(self, values: Mapping[str, Any], rendered: np.ndarray | None) -> np.ndarray:
-        """A picture for a video: the rendered one, the first of the observation, or a grey one."""
+        """Returns a picture for a video: the rendered one, the first of the observation, or a grey one."""
         if rendered is not None:
             return np.ascontiguousarray(rendered[::-1, ::-1]) if self.turned else rendered
         if self.images:
@@ -100,7 +100,7 @@ class Mapped:
         return np.full((256, 256, 3), 128, np.uint8)
 
     def progress_of(self, values: Mapping[str, Any], success: bool) -> float:
-        """The env's own measure of progress; of a range, 1 where the task is solved. 0 if the entry is missing.
+        """Reads the env's measure of progress; of a range, 1 where the task is solved. 0 if the entry is missing.
 
         Raises:
             SpecMismatchError: it is not finite.
@@ -120,7 +120,7 @@ class Mapped:
         return got
 
     def check_end(self, values: Mapping[str, Any]) -> None:
-        """Checks at the end of an episode what was named on the user's word.
+        """Checks, at the end of an episode, that entries which the user named and the probe never saw are there.
 
         Raises:
             SpecMismatchError: it is not there.

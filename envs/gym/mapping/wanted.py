@@ -15,8 +15,8 @@ from ..sources import RENDER, Source, listed
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """The mapping as the configuration has it. None = found out (:func:`mapping_of`)."""
+class MappingSettings:
+    """The configured mapping from an env's values to observation and success; None = inferred (:func:`mapping_of`)."""
 
     images: Sequence[str] | None = None
     image_size: int | Sequence[int] | None = None
@@ -32,17 +32,18 @@ class Wanted:
 
 
 def known(source: Source, key: str, facts: GymFacts) -> tuple[tuple[int, ...], str]:
-    """Shape and dtype of a source. Raises :class:`ConfigError` if the env does not have it."""
-    if source.name not in facts.said:
+    """Returns shape and dtype of a source's entry. Raises :class:`ConfigError`, naming ``key``, if the env does not
+    have it."""
+    if source.name not in facts.all_entries:
         raise ConfigError(
-            f"{key} names {source.name}, which the env does not have.{did_you_mean(source.name, facts.said)}",
-            f"there are: {listed(facts.said)}",
+            f"{key} names {source.name}, which the env does not have.{did_you_mean(source.name, facts.all_entries)}",
+            f"there are: {listed(facts.all_entries)}",
         )
-    return facts.said[source.name]
+    return facts.all_entries[source.name]
 
 
 def in_each(source: Source, key: str, facts: GymFacts) -> Source:
-    """A source that every observation has. Raises :class:`ConfigError` for another."""
+    """Checks that every observation has a source, and returns it. Raises :class:`ConfigError`, naming ``key``."""
     if source.name not in (*facts.entries, RENDER):
         known(source, key, facts)
         raise ConfigError(
@@ -52,17 +53,17 @@ def in_each(source: Source, key: str, facts: GymFacts) -> Source:
     return source
 
 
-def range_of(key: str, given: Sequence[float] | None, example: str) -> tuple[float, float] | None:
-    """Two numbers. Raises :class:`ConfigError` for anything else, with an example."""
-    if given is None:
+def range_of(key: str, value: Sequence[float] | None, example: str) -> tuple[float, float] | None:
+    """Checks that a key's value is two numbers, and returns them. Raises :class:`ConfigError` with ``example``."""
+    if value is None:
         return None
-    numbers = [float(number) for number in given] if not isinstance(given, str) else []
+    numbers = [float(number) for number in value] if not isinstance(value, str) else []
     if len(numbers) != 2 or numbers[0] == numbers[1] or not all(map(math.isfinite, numbers)):
-        raise ConfigError(f"{key} is {given!r}, expected two different numbers", f"set {key}={example}")
+        raise ConfigError(f"{key} is {value!r}, expected two different numbers", f"set {key}={example}")
     return numbers[0], numbers[1]
 
 
 def check_list(key: str, got: Any, example: str) -> None:
-    """Raises :class:`ConfigError` for a text in place of a list."""
+    """Refuses a text where a key takes a list. Raises :class:`ConfigError` with ``example``."""
     if isinstance(got, str):
         raise ConfigError(f"{key} is {got!r}, expected a list", f"set {key}={example}")

@@ -17,11 +17,11 @@ LOW, HIGH = np.float32(-1), np.float32(1)
 
 
 class Unknown(Exception):
-    """A part of the simulator is not known here. The message says which."""
+    """Raised where the fast path does not reproduce a part of the simulator. The message says which."""
 
 
 class Scale:
-    """Scales as ``clip_and_scale_action`` does: from [−1, 1] to the controller's own range."""
+    """Scales actions from [−1, 1] to a controller's own range, as ``clip_and_scale_action`` does."""
 
     def __init__(self, controller: Any, size: int) -> None:
         if not controller._normalize_action:
@@ -34,14 +34,14 @@ class Scale:
 
 
 class Joints:
-    """Some joints of the robot, and their drives."""
+    """The joints of a controller, whose drive targets can be set."""
 
     def __init__(self, controller: Any) -> None:
         self._drives = [joint._objs[0].set_drive_target for joint in controller.joints]
         self.indices = controller.active_joint_indices.numpy()
 
     def drive(self, targets: Sequence[Any]) -> None:
-        """Sets targets, float32 numbers in rad or m."""
+        """Sets the joints' drive targets, float32 numbers in rad or m."""
         for drive, target in zip(self._drives, targets, strict=True):
             drive(target)
 
@@ -56,6 +56,7 @@ class DeltaJoints:
         self._joints, self._scale = Joints(controller), Scale(controller, len(controller.joints))
 
     def act(self, action: np.ndarray, qpos: np.ndarray) -> None:
+        """Sets the joints' drives for an action, from the joint positions ``qpos``."""
         self._joints.drive((qpos[self._joints.indices] + self._scale(action)).tolist())
 
 
@@ -71,6 +72,7 @@ class Gripper:
         self._joints, self._scale = Joints(controller), Scale(controller, 1)
 
     def act(self, action: np.ndarray, qpos: np.ndarray) -> None:
+        """Sets both fingers' drives for an action."""
         targets = [0.0, 0.0]
         lead = self._scale(action)[0]
         targets[self._leads], targets[self._follows] = float(lead), float(lead * self._times + self._plus)
@@ -102,6 +104,7 @@ class DeltaHand:
             raise Unknown(f"the controller's frame {frame}")
 
     def act(self, action: np.ndarray, qpos: np.ndarray) -> None:
+        """Sets the arm's drives for an action by inverse kinematics, from the joint positions ``qpos``."""
         hand = product(self._to_root(self._root.entity_pose), pose_of(self._hand.entity_pose))
         position, quaternion = self._target(hand, action)
         target = self._pose(np.array(position, np.float32), np.array(quaternion, np.float32))
@@ -138,7 +141,7 @@ class DeltaHandPose(DeltaHand):
 
 
 class Control:
-    """Sets the drives' targets of a Panda for an action: ``agent.set_action``.
+    """Sets a Panda's drive targets for an action, as ``agent.set_action`` does.
 
     Raises:
         Unknown: the agent's controllers are others than those above.

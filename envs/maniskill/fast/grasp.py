@@ -13,7 +13,7 @@ SHORT = np.float32(1e-6)  # a vector that is not made one of length 1
 
 
 class Grasp:
-    """Tests whether both fingers press on a thing, each from its side.
+    """Tests whether both fingers press on an object, each from its side.
 
     ManiSkill computes the angles of forces of nothing as well. Where a finger presses too little, they decide nothing
     and are not computed here.
@@ -31,6 +31,7 @@ class Grasp:
         self._squares_tensor = torch.from_numpy(self._squares)
 
     def holds(self) -> bool:
+        """Returns whether the object is grasped now."""
         px, thing = self._scene.px, self._thing
         touching = [(contact, *contact.bodies) for contact in px.get_contacts()]
         touching = [one for one in touching if one[1] is thing or one[2] is thing]

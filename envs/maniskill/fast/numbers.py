@@ -22,7 +22,7 @@ ZERO, ONE, TWO = np.float32(0), np.float32(1), np.float32(2)
 
 
 class Norm:
-    """Computes ``torch.linalg.norm(row, axis=1)`` of rows with ``size`` numbers."""
+    """Computes the 2-norm of a row of ``size`` numbers with the bits of ``torch.linalg.norm(row, axis=1)``."""
 
     def __init__(self, size: int) -> None:
         import torch
@@ -37,16 +37,18 @@ class Norm:
         return self.of_row()
 
     def of_row(self) -> Number:
+        """Returns the norm of :attr:`row`, which may be written to."""
         self._norm(self._row, 2, 1, out=self._out)
         return self._result[0]
 
     def of_difference(self, left: np.ndarray, right: np.ndarray) -> Number:
+        """Returns the norm of ``left − right``."""
         np.subtract(left, right, out=self.row[0])
         return self.of_row()
 
 
 class Function:
-    """A function of torch on one number, e.g. ``Function("tanh")``."""
+    """A function of torch, applied to single numbers with the same bits, e.g. ``Function("tanh")``."""
 
     def __init__(self, name: str) -> None:
         import torch
@@ -62,7 +64,8 @@ class Function:
 
 
 class Quaternions:
-    """ManiSkill's ``euler_angles_to_matrix`` and ``matrix_to_quaternion``, one after the other, for "XYZ"."""
+    """Converts Euler angles ("XYZ") to quaternions with the bits of ManiSkill's ``euler_angles_to_matrix`` and
+    ``matrix_to_quaternion``."""
 
     def __init__(self) -> None:
         import torch
@@ -74,7 +77,7 @@ class Quaternions:
         self._matmul, self._slow = torch.matmul, rotation_conversions.matrix_to_quaternion
 
     def of_euler(self, angles: Numbers) -> Numbers:
-        """Quaternion of three angles in rad."""
+        """Returns the quaternion (w, x, y, z) of three angles in rad."""
         for number, angle in enumerate(angles):
             first, second = ((1, 2), (2, 0), (0, 1))[number]  # the axes that turn into each other
             axis, cos, sin = self._axes[number][0], self._cos(angle), self._sin(angle)
@@ -92,17 +95,18 @@ class Quaternions:
 
 
 def pose_of(pose: Any) -> Pose:
-    """Reads SAPIEN's pose."""
+    """Converts a SAPIEN pose to position and quaternion."""
     return tuple(pose.p), tuple(pose.q)
 
 
 def pose_of_row(pose: Any) -> Pose:
-    """Reads ManiSkill's pose of one row."""
+    """Converts a ManiSkill pose of batch size 1 to position and quaternion."""
     numbers = pose.raw_pose[0].cpu().numpy().copy()
     return tuple(numbers[:3]), tuple(numbers[3:])
 
 
 def raw_multiply(a: Numbers, b: Numbers) -> Numbers:
+    """Multiplies two quaternions (w, x, y, z)."""
     aw, ax, ay, az = a
     bw, bx, by, bz = b
     return (
@@ -114,24 +118,25 @@ def raw_multiply(a: Numbers, b: Numbers) -> Numbers:
 
 
 def multiply(a: Numbers, b: Numbers) -> Numbers:
-    """Multiplies as ``quaternion_multiply`` does: the product whose real part is not negative."""
+    """Multiplies two quaternions as ``quaternion_multiply`` does: the product whose real part is not negative."""
     w, x, y, z = raw_multiply(a, b)
     return (-w, -x, -y, -z) if w < 0 else (w, x, y, z)
 
 
 def rotate(q: Numbers, point: Numbers) -> Numbers:
-    """Rotates as ``quaternion_apply`` does."""
+    """Rotates a point by a quaternion, as ``quaternion_apply`` does."""
     w, x, y, z = q
     turned = raw_multiply(raw_multiply(q, (ZERO, *point)), (w, -x, -y, -z))
     return turned[1:]
 
 
 def add(a: Numbers, b: Numbers) -> Numbers:
+    """Adds two vectors number by number."""
     return a[0] + b[0], a[1] + b[1], a[2] + b[2]
 
 
 def position_of_product(a: Pose, b: Pose) -> Numbers:
-    """Position of ``a * b``."""
+    """Computes the position of the pose ``a * b``."""
     return add(a[0], rotate(a[1], b[0]))
 
 

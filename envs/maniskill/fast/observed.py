@@ -13,7 +13,8 @@ from .tasks import Task
 
 
 class Observed:
-    """Reads the fields that are asked for, and no others. ManiSkill evaluates the task for each observation.
+    """Reads the observation fields that are asked for, and no others. ManiSkill evaluates the task for each
+    observation.
 
     Args:
         env: with a robot and controllers that are known here; none of these has a state of its own.
@@ -28,7 +29,7 @@ class Observed:
             "qvel": lambda: robot.qvel,
             "tcp_pose": self._tcp_pose,
             "proprio": lambda: proprio(self._tcp_pose(), robot.qpos),
-            **task.observed(),
+            **task.observation_readers(),
         }
 
     def _tcp_pose(self) -> np.ndarray:
@@ -36,5 +37,5 @@ class Observed:
         return np.concatenate([pose.p, pose.q])
 
     def read(self, fields: Sequence[str]) -> np.ndarray:
-        """Joins fields of the present state: float32 [1, S]."""
+        """Joins the given fields of the present state: float32 [1, S]."""
         return np.concatenate([np.atleast_1d(self._fields[name]()) for name in fields])[None].astype(np.float32)

@@ -24,7 +24,8 @@ _HOOKS = ("_before_control_step", "_after_control_step", "_before_simulation_ste
 
 
 class FastStep:
-    """The parts of a control step that are known here. Make one after each reset: tasks may build another scene.
+    """The fast path of a control step, for robots and tasks that are reproduced here. Make one after each reset: tasks
+    may build another scene.
 
     Args:
         env: ManiSkill's env with one copy on the CPU.
@@ -42,7 +43,8 @@ class FastStep:
                 self._observed = _if_known(env, "observations", lambda env: _observed_of(env, self._task))
 
     def act(self, actions: np.ndarray) -> bool:
-        """Does what ``env._step_action`` does with float32 [1, A]. Returns whether it could; if not, nothing was done.
+        """Applies an action float32 [1, A] as ``env._step_action`` does. Returns whether it could; if not, nothing was
+        done.
 
         What is not finite, or of another shape, is left to ManiSkill to refuse.
         """
@@ -57,7 +59,7 @@ class FastStep:
         return True
 
     def result(self, info_reward: Mapping[str, float]) -> StepResult | None:
-        """Gives success and reward of the present state; None if the task is not known here.
+        """Computes success and reward of the present state; None if the task is not reproduced here.
 
         Args:
             info_reward: weights of entries of ``info``; empty: the normalized dense reward.
@@ -74,7 +76,7 @@ class FastStep:
         return StepResult(reward, info["success"], info["success"])
 
     def state(self, fields: Sequence[str]) -> np.ndarray | None:
-        """Joins fields of ``read_state``: float32 [1, S]; None if they are not known here."""
+        """Joins the given fields of ``read_state``: float32 [1, S]; None if they are not reproduced here."""
         return None if self._observed is None else self._observed.read(fields)
 
 

@@ -32,19 +32,21 @@ FOUR, FIVE, SIX, TEN, HALF = (np.float32(x) for x in (4, 5, 6, 10, 0.5))
 
 
 class Task(Protocol):
-    """A task whose success and reward are computed here."""
+    """Interface of a task whose success and reward are computed here, bit by bit as ManiSkill computes them."""
 
     def evaluate(self) -> Info:
-        """Gives the entries of ManiSkill's ``info``: bool, or float32 [n]."""
+        """Computes the entries of ManiSkill's ``info``: bool, or float32 [n]."""
 
     def reward(self, info: Info) -> Number:
-        """Gives ``compute_normalized_dense_reward`` as float32."""
+        """Computes ``compute_normalized_dense_reward``, float32."""
 
-    def observed(self) -> dict[str, Callable[[], Any]]:
-        """Says how the fields of ``_get_obs_extra`` in visual observation modes are read."""
+    def observation_readers(self) -> dict[str, Callable[[], Any]]:
+        """Returns functions that read the fields of ``_get_obs_extra`` in visual observation modes."""
 
 
-class PickCube:
+class PickCube(Task):
+    """ManiSkill's PickCube-v1."""
+
     def __init__(self, env: Any) -> None:
         if env.robot_uids != "panda":
             raise Unknown(f"{type(env).__name__} with the robot {env.robot_uids}")
@@ -75,11 +77,13 @@ class PickCube:
         reward += (ONE - self._tanh(FIVE * self._qvel_norm(self._qvel))) * placed
         return reward / FIVE
 
-    def observed(self) -> dict[str, Callable[[], Any]]:
+    def observation_readers(self) -> dict[str, Callable[[], Any]]:
         return {"is_grasped": self._grasp.holds, "goal_pos": lambda: self._goal.pose.p}
 
 
-class PullCube:
+class PullCube(Task):
+    """ManiSkill's PullCube-v1."""
+
     def __init__(self, env: Any) -> None:
         self._cube, self._goal, self._hand = env.obj._objs[0], env.goal_region._objs[0], env.agent.tcp._objs[0]
         self._beyond = np.array([env.cube_half_size + 2 * 0.005, 0, 0], np.float32)
@@ -100,11 +104,13 @@ class PullCube:
         reward += (ONE - self._tanh(FIVE * self._to_goal)) * np.float32(distance < self._reached)
         return reward / three
 
-    def observed(self) -> dict[str, Callable[[], Any]]:
+    def observation_readers(self) -> dict[str, Callable[[], Any]]:
         return {"goal_pos": lambda: self._goal.pose.p}
 
 
-class StackCube:
+class StackCube(Task):
+    """ManiSkill's StackCube-v1."""
+
     def __init__(self, env: Any) -> None:
         import torch
 
@@ -147,11 +153,13 @@ class StackCube:
         to_cube = self._norm.of_difference(self._hand.entity_pose.p, self._a_at)
         return TWO * (ONE - self._tanh(FIVE * to_cube)) / eight
 
-    def observed(self) -> dict[str, Callable[[], Any]]:
+    def observation_readers(self) -> dict[str, Callable[[], Any]]:
         return {}
 
 
-class PegInsertionSide:
+class PegInsertionSide(Task):
+    """ManiSkill's PegInsertionSide-v1."""
+
     def __init__(self, env: Any) -> None:
         self._peg, self._box, self._hand = env.peg._objs[0], env.box._objs[0], env.agent.tcp._objs[0]
         self._grasp = Grasp(env, env.peg, max_angle=20)
@@ -190,7 +198,7 @@ class PegInsertionSide:
                 reward += FIVE * (ONE - self._tanh(FIVE * self._norm(self._in_hole)))
         return reward / TEN
 
-    def observed(self) -> dict[str, Callable[[], Any]]:
+    def observation_readers(self) -> dict[str, Callable[[], Any]]:
         return {}
 
 
@@ -204,7 +212,7 @@ KNOWN: Mapping[str, Callable[[Any], Task]] = {
 
 
 def is_known(env: Any) -> bool:
-    """Returns whether the task is one of those above, and no subclass of it."""
+    """Returns whether the env's task is one of those above, and no subclass of it."""
     from mani_skill.envs import tasks
 
     name = type(env).__name__
@@ -212,7 +220,7 @@ def is_known(env: Any) -> bool:
 
 
 def task_of(env: Any) -> Task:
-    """Raises :class:`Unknown` if the task is another."""
+    """Makes the reproduced task of an env. Raises :class:`Unknown` if it is none of those above."""
     if not is_known(env):
         raise Unknown(f"the task {type(env).__name__}")
     if env.reward_mode != "normalized_dense":

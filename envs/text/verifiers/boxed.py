@@ -7,7 +7,7 @@ from .answers import equal, gold_of, last_boxed, read, spelling_beside
 
 
 class Boxed:
-    r"""Compares what stands in the last ``\boxed{…}`` with the answer, which may stand in a box too.
+    r"""Verifier that compares the content of the last ``\boxed{…}`` with the answer, which may stand in a box too.
 
     Both are read as values of a kind (:mod:`.answers`): numbers are compared exactly, expressions as they are written.
     It knows no algebra: for ``x+1`` against ``1+x`` take ``math``.

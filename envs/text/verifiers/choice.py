@@ -18,7 +18,8 @@ _JOINED = r"\s{0,3}(?:,\s{0,3}(?:(?:and|or)\b\s{0,3})?|(?:;|/|&|\band\b|\bor\b)\
 
 
 class Choice:
-    """Compares the chosen letters with those of the answer: ``B``, ``(B)``, ``Option B``, ``B. Paris``, ``B and C``.
+    """Verifier that compares the chosen letters with those of the answer: ``B``, ``(B)``, ``Option B``, ``B. Paris``,
+    ``B and C``.
 
     They are looked for in this order; the last place of a kind counts:
 
@@ -69,7 +70,7 @@ class Choice:
         return Verdict(float(right), right, chosen or "")
 
     def chosen(self, response: str) -> str | None:
-        """The letter that a response chooses, several as ``B,C``; None if it is not to be found."""
+        """Finds the letter that a response chooses, several as ``B,C``; None if there is none."""
         marked = last_boxed(response)
         if marked is None:
             marked = last_tagged(response, "answer")
@@ -99,7 +100,7 @@ class Choice:
 
 
 def last_tagged(text: str, tag: str) -> str | None:
-    """What stands in the last ``<tag>…</tag>``; None if there is none."""
+    """Finds the content of the last ``<tag>…</tag>``; None if there is none."""
     before, end, _ = text.rpartition(f"</{tag}>")
     _, begin, inside = before.rpartition(f"<{tag}>")
     return inside if end and begin else None

@@ -26,7 +26,7 @@ KEYS = "reward.custom_reward_function"
 
 
 class Custom:
-    """Calls a reward function in the signature of verl, TRL or Cosmos-RL (:mod:`.signatures`).
+    """Verifier that calls the user's reward function in the signature of verl, TRL or Cosmos-RL (:mod:`.signatures`).
 
     The file is imported at once, also in the launching process, so that what is wrong with it is said before the run
     begins. It is called in a helper process of each env, with a time limit; what it keeps in variables is kept until

@@ -7,7 +7,7 @@ from .answers import text_of
 
 
 class Exact:
-    """Compares the response with the answer, without the white space around them.
+    """Verifier that compares the response with the answer, without the white space around them.
 
     Args:
         ignore_case: compare without regard to case.

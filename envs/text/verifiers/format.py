@@ -13,7 +13,7 @@ _TAGGED = re.compile(r"\s*<think>.*</think>\s*<answer>.*</answer>\s*", re.DOTALL
 
 
 class Format:
-    """1 if a regular expression matches, else 0.
+    """Verifier that gives 1 if a regular expression matches the response, else 0.
 
     Args:
         pattern: looked for with ``re.search``, a dot stands for any character, also the end of a line. Write ``^`` and
@@ -37,7 +37,7 @@ class Format:
             ) from error
 
     def load(self) -> None:
-        """Import nothing."""
+        """Does nothing: nothing has to be imported."""
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         if self._pattern is None:

@@ -20,7 +20,7 @@ KEPT = 1 << 10  # prompts: those of a group are equal
 
 
 class FullPrompts:
-    """Gives prompts as the policy reads them.
+    """Renders prompts as the policy reads them, for verifiers that hand them on.
 
     Args:
         reader: dotted path of a function that is called with ``options`` and gives a function from prompts, as an
@@ -33,16 +33,16 @@ class FullPrompts:
         self._read: Callable[[str], str] | None = None
 
     @classmethod
-    def of(cls, given: Mapping[str, Any] | None) -> FullPrompts | None:
-        """Makes it of the option of a verifier; None = none is handed over. Raises :class:`ConfigError` if something is
-        missing or unknown."""
-        if given is None:
+    def of(cls, option: Mapping[str, Any] | None) -> FullPrompts | None:
+        """Makes it from a verifier's option; None = full prompts are not handed over. Raises :class:`ConfigError` if
+        something is missing or unknown."""
+        if option is None:
             return None
-        if not isinstance(given, Mapping) or set(given) != {"reader", "options"}:
+        if not isinstance(option, Mapping) or set(option) != {"reader", "options"}:
             raise ConfigError(
-                f"{KEY} of a verifier is {given!r}, expected reader and options", "set data.return_full_prompt=true"
+                f"{KEY} of a verifier is {option!r}, expected reader and options", "set data.return_full_prompt=true"
             )
-        return cls(given["reader"], given["options"])
+        return cls(option["reader"], option["options"])
 
     def load(self) -> None:
         """Reads the tokenizer, once: a few seconds, and some 220 MB of packages.

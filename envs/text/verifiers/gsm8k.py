@@ -19,7 +19,7 @@ _LINE = re.compile(r"\s*([^\n]{1,200})")
 
 
 def numbers(text: str) -> list[str]:
-    """All numbers of a text, without thousands separators and dollar signs.
+    """Lists all numbers of a text, without thousands separators and dollar signs.
 
     >>> numbers("4 times $1,250 is $5,000.")
     ['4', '1250', '5000']
@@ -28,9 +28,9 @@ def numbers(text: str) -> list[str]:
     return [re.sub(r"[$,\\]", "", written) for written in _WRITTEN.findall(plain)]
 
 
-def told(text: str) -> str | None:
-    """The number after the last ``####``: the value of the line, if it is one, else the first number in it. Without the
-    mark the last number; None if there is none.
+def final_number(text: str) -> str | None:
+    """Finds the final number of a response: after the last ``####`` the value of the line, else the first number in it.
+    Without the mark the last number; None if there is none.
 
     >>> told("#### 5 of 7"), told("#### 5 1/2 cups"), told("5 of 7")
     ('5', '11/2', '7')
@@ -43,8 +43,8 @@ def told(text: str) -> str | None:
 
 
 class Gsm8k:
-    """Compares the number after the last ``####`` with the answer, by value; else the last number of the response. The
-    answer is read in the same way.
+    """Verifier that compares the number after the last ``####`` with the answer, by value; else the last number of the
+    response. The answer is read in the same way.
 
     Args:
         strict: a response without ``####`` is wrong.
@@ -57,10 +57,10 @@ class Gsm8k:
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         """Raises :class:`VerifierFailed` if the answer in the data holds no number."""
-        answer = told(text_of(problem))
+        answer = final_number(text_of(problem))
         if answer is None:
             raise VerifierFailed(f"the answer {text_of(problem)[:60]!r} holds no number")
-        found = None if self._strict and MARK not in response else told(response)
+        found = None if self._strict and MARK not in response else final_number(response)
         said = "" if found is None else canonical(found)
         right = bool(said) and said == canonical(answer)
         return Verdict(float(right), right, said)

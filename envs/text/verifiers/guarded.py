@@ -39,13 +39,13 @@ MAX_FUNCTIONS = 256
 
 @dataclass(frozen=True)
 class Inherited:
-    """Stands for a function that the helper has inherited."""
+    """Stands, in a pickled problem, for a function that the forked helper process has inherited."""
 
     number: int
 
 
 class Unbounded(Verifier, Protocol):
-    """A verifier whose time has no bound."""
+    """Interface of a verifier that may take for ever, so that it is called in a helper process."""
 
     def load(self) -> None:
         """Import what verdicts need, in the worker and before helpers are forked."""
@@ -53,7 +53,7 @@ class Unbounded(Verifier, Protocol):
 
 
 class Guarded:
-    """Asks a verifier in a helper process.
+    """Runs a verifier in a helper process, which is killed after ``timeout_s``.
 
     Args:
         timeout_s: for one verdict, seconds. The deadline of the env's step has to be longer than those of all guarded
@@ -132,7 +132,7 @@ class Guarded:
 
 
 class Helper:
-    """A forked process that answers questions with a verifier.
+    """A forked helper process that judges responses with a verifier.
 
     It leads a process group, which is killed as a whole: what the verifier has started ends with it. The kernel ends
     the helper with its parent, and takes it first when memory runs out. One that nobody holds any more is ended too.
@@ -154,13 +154,15 @@ class Helper:
 
     @property
     def alive(self) -> bool:
+        """Whether the helper process still runs."""
         return not wait([self._pidfd], 0)
 
     def ask(self, question: bytes) -> None:
+        """Sends a pickled question to the helper process."""
         self._pipe.send_bytes(question)
 
     def answer(self, timeout_s: float) -> tuple[Verdict | None, Exception | None]:
-        """Wait for a verdict, or what came instead of it.
+        """Waits for the verdict of the helper process, or its error.
 
         Raises:
             TimeoutError: it does not come in time.
@@ -175,7 +177,7 @@ class Helper:
         return verdict, error
 
     def end(self) -> int:
-        """Kill it and what it has started. Called once. Returns its exit status; negative is a signal."""
+        """Kills the helper and what it has started. Called once. Returns its exit status; negative is a signal."""
         status = self._ended()
         assert status is not None, "it was ended before"
         self._pipe.close()
@@ -255,7 +257,8 @@ def _judged(
 
 
 def described(error: BaseException) -> str:
-    """An error in one line, with the place where it was raised: ``ValueError: no number (my_rewards.py, line 12)``."""
+    """Formats an error in one line, with the place where it was raised: ``ValueError: no number (my_rewards.py, line
+    12)``."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{''.join(traceback.format_exception_only(error)).strip().splitlines()[-1]}{place}"

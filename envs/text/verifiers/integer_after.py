@@ -14,14 +14,14 @@ _INTEGER = re.compile(rf"\s*([+-]?[0-9]{{1,{MAX_DIGITS}}})\s*")
 
 
 def integer(text: str) -> int | None:
-    """The integer that a text is, with white space around it; None if it is none."""
+    """Parses a text that is an integer, with white space around it; None if it is none."""
     match = _INTEGER.fullmatch(text)
     return None if match is None else int(match[1])
 
 
 class IntegerAfter:
-    """Compares the integer after the last ``separator`` with the answer. A response is wrong without the separator, and
-    if anything else than an integer follows it."""
+    """Verifier that compares the integer after the last ``separator`` with the answer. A response is wrong without the
+    separator, and if anything else than an integer follows it."""
 
     bounded = True
 

@@ -15,7 +15,7 @@ ENTRY, SCORER = "entry", "scorer"
 
 
 class ReasoningGym:
-    """Calls ``problem.fields["scorer"](answer, problem.fields["entry"])``.
+    """Verifier that calls a reasoning-gym task's scorer: ``problem.fields["scorer"](answer, problem.fields["entry"])``.
 
     The answer is what stands in the last ``<answer>…</answer>``, else the whole response without white space around it.
 
@@ -30,7 +30,7 @@ class ReasoningGym:
         self._success_at = success_at
 
     def load(self) -> None:
-        """Import nothing: the scorer is there already."""
+        """Does nothing: the scorer is there already."""
 
     def __call__(self, problem: Problem, response: str) -> Verdict:
         """Raises :class:`VerifierFailed` if the problem has no scorer, or its score is no number."""

@@ -27,19 +27,20 @@ SHOWN = 200
 
 
 class Answer(NamedTuple):
-    """What came of one request."""
+    """The outcome of one HTTP request to a reward service."""
 
     status: int | None  # None: the service could not be reached
     text: str  # its answer, or the connection's error
 
     @property
     def temporary(self) -> bool:
-        """Whether asking again may help."""
+        """Whether repeating the request may help."""
         return self.status is None or self.status == 429 or self.status >= 500
 
 
 class Remote:
-    """Sends ``{"prompt", "response", "answer", "fields"}`` as JSON with POST, and reads ``{"score": 1.0}``.
+    """Verifier that asks a service over HTTP: POSTs ``{"prompt", "response", "answer", "fields"}`` as JSON, and reads
+    ``{"score": 1.0}``.
 
     Where the service cannot be reached, is slow, or answers 429 or 5xx, it is asked again, after waits that double and
     are spread by a factor from 0.5 to 1.5. The factor is drawn from the request, so it repeats. Another status of 4xx

@@ -33,27 +33,27 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Scored(NamedTuple):
-    """What a function gave."""
+    """The result of a user's reward function: reward, whether the answer is right, and the answer."""
 
     reward: float
     right: bool | None  # None: it does not say
     answer: str | None  # None: it does not say
 
 
-def signature_of(function: Callable[..., Any], wanted: str | None, where: str) -> str:
-    """verl, trl or cosmos.
+def signature_of(function: Callable[..., Any], configured: str | None, where: str) -> str:
+    """Determines the signature of a user's reward function: verl, trl or cosmos.
 
     Args:
-        wanted: take this one, whatever the names of the parameters are.
+        configured: take this one, whatever the names of the parameters are.
         where: file and function, for messages.
 
     Raises:
         ConfigError: the function fits none, or more than one.
     """
-    if wanted is not None:
-        if wanted not in MARKS:
-            raise unknown_name("signature", wanted, MARKS, "signature")
-        return wanted
+    if configured is not None:
+        if configured not in MARKS:
+            raise unknown_name("signature", configured, MARKS, "signature")
+        return configured
     names = inspect.signature(function).parameters
     fitting = [name for name, marks in MARKS.items() if all(mark in names for mark in marks)]
     if len(fitting) != 1:
@@ -76,7 +76,7 @@ FULL_PROMPT = {"verl": "extra_info", "trl": "full_prompt", "cosmos": "full_promp
 def arguments(
     signature: str, problem: Problem, response: str, answer_key: str, prompt: bool = True, full: str | None = None
 ) -> Arguments:  # fmt: skip
-    """What a function of this signature is called with: by position and by name.
+    """Makes the arguments for a reward function of this signature: by position and by name.
 
     Args:
         answer_key: name under which TRL's functions get the answer.
@@ -120,7 +120,7 @@ def _messages(conversation: Sequence[Mapping[str, str]]) -> list[dict[str, str]]
 
 
 def accepted(function: Callable[..., Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the named arguments that the function has a parameter for."""
+    """Selects the named arguments that the function has parameters for."""
     parameters = inspect.signature(function).parameters
     if any(parameter.kind == parameter.VAR_KEYWORD for parameter in parameters.values()):
         return dict(named)
@@ -128,7 +128,7 @@ def accepted(function: Callable[..., Any], named: Mapping[str, Any]) -> dict[str
 
 
 def score(signature: str, value: Any) -> Scored:
-    """Reads what a function gave.
+    """Converts what a user's reward function returned.
 
     Raises:
         VerifierFailed: there is no finite number.

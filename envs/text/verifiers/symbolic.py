@@ -39,8 +39,8 @@ _NAMES = re.compile(r"\\[a-zA-Z]+|[a-zA-Z]")
 
 
 class Symbolic:
-    r"""Compares the answer of a response with that of the problem as mathematics: ``x+1`` is ``1+x``, ``\frac{1}{2}``
-    is ``0.5``, ``\{2,1\}`` is ``\{1,2\}``.
+    r"""Verifier that compares the response's answer with the problem's as mathematics: ``x+1`` is ``1+x``,
+    ``\frac{1}{2}`` is ``0.5``, ``\{2,1\}`` is ``\{1,2\}``.
 
     The answer of a response is what stands in its last box, else in its last formula, else its last number. "The final
     answer is $7$. I hope it is correct." counts like a box.
@@ -87,7 +87,7 @@ class Symbolic:
         self._judge = parse, verify
 
     def reads(self, problem: Problem) -> None:
-        """Raises :class:`VerifierFailed` if the answer in the data is none. Takes no time to speak of."""
+        """Raises :class:`VerifierFailed` if the problem's answer cannot be parsed. Takes no time to speak of."""
         gold_of(problem)
 
     def __call__(self, problem: Problem, response: str) -> Verdict:

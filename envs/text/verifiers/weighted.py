@@ -15,6 +15,8 @@ from .remote import Remote
 
 @dataclass(frozen=True)
 class Part:
+    """One verifier of a weighted sum, with its weight and bounds."""
+
     verifier: Tolerant
     weight: float
     limited: Guarded | Remote | None = None  # part that has a time limit
@@ -24,7 +26,7 @@ class Part:
     clip_max: float = math.inf
 
     def worth(self, verdict: Verdict) -> float:
-        """The weighted reward of a verdict, within the bounds."""
+        """Returns the weighted reward of a verdict, within the bounds."""
         reward = verdict.reward
         if self.scale is not None:
             reward = self.scale if verdict.success else -self.scale
@@ -32,7 +34,7 @@ class Part:
 
 
 class Weighted:
-    """The reward is the weighted sum of the rewards of all parts; success and answer are those of one of them.
+    """Verifier that sums the weighted rewards of several; success and answer are those of one of them.
 
     Args:
         decides: number of the part whose success and answer count.
@@ -49,8 +51,8 @@ class Weighted:
         return Verdict(reward, deciding.success, deciding.answer, failures)
 
     def unreadable(self, problem: Problem) -> str | None:
-        """Why no response to this problem could have a verdict, such as an answer without a number in it; None if one
-        could, or if only a verifier in a process of its own can tell."""
+        """Returns why no response to this problem could be judged, such as an answer without a number in it; None if
+        one could, or if only a verifier in a process of its own can tell."""
         reasons = (part.verifier.unreadable(problem) for part in self._parts)
         return next((why for why in reasons if why is not None), None)
 

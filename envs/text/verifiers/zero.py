@@ -6,7 +6,7 @@ from ..verdict import Problem, Verdict
 
 
 class Zero:
-    """Finds each response wrong and worth nothing, at once: for measuring how fast texts are made."""
+    """Verifier that finds each response wrong and worth nothing, at once: for measuring how fast texts are made."""
 
     bounded = True
 

@@ -18,14 +18,15 @@ from ...shared.sampling import EXCLUDED, log_probs
 
 @dataclass(frozen=True)
 class Rows:
-    """Inputs to the distributions of R tokens, beside their logits."""
+    """Inputs to the sampling distributions of R tokens, beside their logits."""
 
     made: Tensor  # int64 [R], tokens of the response before this one
     seen: Tensor | None  # bool [R, V], tokens that stand in the prompt or in the response so far; None = not needed
 
 
 def next_token(logits: Tensor, rows: Rows, sampling: Sampling, ends: Tensor) -> Tensor:
-    """Computes log-probs float32 [R, V] of the distribution that is sampled.
+    """Computes log-probs float32 [R, V] of the next token under ``sampling``: temperature, top-k, top-p, penalties,
+    fewest tokens.
 
     Args:
         logits: float32 [R, V].

@@ -41,7 +41,7 @@ LANES = 16
 
 
 class LaneDecoding:
-    """See :class:`embodied.protocols.Decoding`.
+    """Decodes texts in lanes, a token a step, with cached keys and values (:class:`embodied.protocols.Decoding`).
 
     Args:
         enforce_eager: False: steps are replayed as CUDA graphs where there is a GPU.
@@ -55,7 +55,8 @@ class LaneDecoding:
         self.begin(Sampling())
 
     def begin(self, sampling: Sampling) -> None:
-        """See :meth:`embodied.protocols.Decoding.begin`."""
+        """Begins a rollout with the present weights; all lanes are free. See
+        :meth:`embodied.protocols.Decoding.begin`."""
         check_stop(sampling.stop)
         self._sampling, self._limit = sampling, min(self._n, sampling.max_new_tokens or self._n)
         self._may_complete = self._tokenizer.may_complete(sampling.stop) if sampling.stop else []
@@ -95,7 +96,7 @@ class LaneDecoding:
 
     @torch.inference_mode()
     def admit(self, lanes: Sequence[int], obs: Mapping[str, Tensor], noise: Tensor) -> None:
-        """See :meth:`embodied.protocols.Decoding.admit`."""
+        """Begins n texts in free lanes. See :meth:`embodied.protocols.Decoding.admit`."""
         read, shown = shown_to(self._parts.vision, obs)
         prompts = dict(zip(lanes, read, strict=True))
         held = self._holders.sources(prompts)
@@ -164,7 +165,8 @@ class LaneDecoding:
 
     @torch.inference_mode()
     def value(self, obs: Mapping[str, Tensor]) -> Tensor:
-        """See :meth:`embodied.protocols.Decoding.value`. The bits are those that a decision would record."""
+        """Computes the values of n observations (:meth:`embodied.protocols.Decoding.value`). The bits are those that a
+        decision would record."""
         assert self._parts.value_head is not None
         (wanted, shown), found = shown_to(self._parts.vision, obs), dict[Prompt, Tensor]()
         for prompts, length in alike(wanted):
@@ -191,7 +193,8 @@ class LaneDecoding:
 
     @torch.inference_mode()
     def step(self) -> Sequence[int]:
-        """See :meth:`embodied.protocols.Decoding.step`. Each busy lane gets one token."""
+        """Decodes one token in each busy lane; returns the lanes whose text has ended. See
+        :meth:`embodied.protocols.Decoding.step`."""
         if not self._busy:
             return []
         span = self._span()
@@ -263,7 +266,7 @@ class LaneDecoding:
 
     @torch.inference_mode()
     def take(self, lanes: Sequence[int]) -> Decision:
-        """See :meth:`embodied.protocols.Decoding.take`."""
+        """Returns the finished decisions of lanes and frees these. See :meth:`embodied.protocols.Decoding.take`."""
         where = self._there(list(lanes))
         tokens, lengths = self._tokens[where], [self._made[lane] for lane in lanes]
         rows = [row[:length] for row, length in zip(tokens.tolist(), lengths, strict=True)]
@@ -271,7 +274,7 @@ class LaneDecoding:
         fields = {
             "tokens": tokens.int(),
             "length": torch.tensor(lengths, dtype=torch.int32, device=tokens.device),
-            "actions": self._there(written(said, len(rows), self._parts.now.max_bytes)),
+            "actions": self._there(answer_bytes(said, len(rows), self._parts.now.max_bytes)),
             "logprobs": self._logprobs[where],
         }
         if self._values is not None:
@@ -282,18 +285,20 @@ class LaneDecoding:
 
     @torch.inference_mode()
     def free(self, lane: int) -> None:
-        """See :meth:`embodied.protocols.Decoding.free`. The lane still holds its prompt."""
+        """Drops the text that a lane decodes (:meth:`embodied.protocols.Decoding.free`). The lane still holds its
+        prompt."""
         self._busy.discard(lane)
         self._fresh.discard(lane)
         self._active[lane], self._first[lane] = False, False
 
     @torch.inference_mode()
     def widest_step(self) -> None:
-        """See :meth:`embodied.protocols.Decoding.widest_step`."""
+        """Computes the largest possible step, so that its memory is counted. See
+        :meth:`embodied.protocols.Decoding.widest_step`."""
         self._advance(self._cache.capacity)
 
     def end(self) -> None:
-        """See :meth:`embodied.protocols.Decoding.end`."""
+        """Frees the lanes' memory. See :meth:`embodied.protocols.Decoding.end`."""
         self._cache, self._graphs = Cache(self._lanes), None
         self._holders, self._busy, self._fresh = Holders(self._lanes), set(), set()
 
@@ -304,8 +309,8 @@ class LaneDecoding:
         return torch.as_tensor(values, device=self._lane.device)
 
 
-def written(texts: Iterable[str], count: int, max_bytes: int) -> np.ndarray:
-    """Texts as the bytes of an action, uint8 [count, 1, L]; the end of one that is too long is left out."""
+def answer_bytes(texts: Iterable[str], count: int, max_bytes: int) -> np.ndarray:
+    """Encodes texts as the bytes of an action, uint8 [count, 1, L]; the end of one that is too long is left out."""
     rows = np.zeros((count, 1, max_bytes), np.uint8)
     for row, text in zip(rows, texts, strict=True):
         instructions.write(text, row[0], cut=True)

@@ -19,13 +19,14 @@ ROWS = 3  # heads that share a key and are computed together: of more, MKL adds 
 
 
 def blocks(length: int) -> int:
-    """Rounds up to a multiple of :data:`BLOCK`."""
+    """Rounds a length up to a multiple of :data:`BLOCK`."""
     return -(-length // BLOCK) * BLOCK
 
 
 @dataclass
 class Cache:
-    """Keys and values [N, G, capacity, D] of each layer. Made by the first :meth:`put`, grown as texts need it."""
+    """Cache of keys and values [N, G, capacity, D] of each layer, for N lanes. Made by the first :meth:`put`, grown as
+    texts need it."""
 
     lanes: int
     keys: list[Tensor] = field(default_factory=list)
@@ -68,8 +69,8 @@ class Cache:
 
 @dataclass
 class Prefill:
-    """Attention of prompts in rows of one length, right-padded. Keeps keys and values [rows, G, length, D] of each
-    layer."""
+    """Computes the attention of prompts in rows of one length, right-padded. Keeps keys and values [rows, G, length, D]
+    of each layer."""
 
     rows: int
     kept: list[tuple[Tensor, Tensor]] = field(default_factory=list)
@@ -83,7 +84,8 @@ class Prefill:
 
 @dataclass
 class OneToken:
-    """Attention of one token a lane over what the lane holds; the token's own key and value are written there."""
+    """Computes the attention of one new token in each lane over the lane's cache, and stores the token's own key and
+    value."""
 
     cache: Cache
     lanes: Tensor  # int64 [N], 0 … N − 1

@@ -16,7 +16,7 @@ ROWS = 4  # prompts of a prefill; a group of fewer is filled up
 
 @dataclass(frozen=True)
 class Prompt:
-    """Tokens of a prompt, and what tells its pictures apart from those of other prompts."""
+    """Tokens of a prompt, and a digest that tells its pictures apart from those of other prompts."""
 
     ids: tuple[int, ...] = ()
     pictures: bytes = b""
@@ -26,13 +26,13 @@ class Prompt:
 
 
 def prompts_of(obs: Mapping[str, Tensor]) -> list[Prompt]:
-    """Reads what ``encode_instructions`` gave, without what fills it up."""
+    """Reads prompts from the fields of ``encode_instructions``, without padding."""
     rows, lengths = obs["prompt_ids"].tolist(), obs["prompt_length"].tolist()
     return [Prompt(tuple(row[:size])) for row, size in zip(rows, lengths, strict=True)]
 
 
 def shown_to(vision: Vision | None, obs: Mapping[str, Tensor]) -> tuple[list[Prompt], dict[Prompt, np.ndarray]]:
-    """Reads prompts and, with ``vision``, the pictures uint8 [n, S, S, 3] of those that speak of some."""
+    """Reads prompts and, with ``vision``, the pictures uint8 [n, S, S, 3] of those that have some."""
     prompts = prompts_of(obs)
     if vision is None:
         return prompts, {}
@@ -42,7 +42,8 @@ def shown_to(vision: Vision | None, obs: Mapping[str, Tensor]) -> tuple[list[Pro
 
 
 def alike(prompts: Iterable[Prompt]) -> Iterator[tuple[list[Prompt], int]]:
-    """Groups different prompts, at most :data:`ROWS` each, that are filled up to one length; gives this length, too."""
+    """Groups different prompts, at most :data:`ROWS` each, that are padded to one length; yields each group with this
+    length."""
     by_length: dict[int, list[Prompt]] = {}
     for prompt in dict.fromkeys(prompts):
         by_length.setdefault(blocks(len(prompt)), []).append(prompt)
@@ -52,27 +53,28 @@ def alike(prompts: Iterable[Prompt]) -> Iterator[tuple[list[Prompt], int]]:
 
 
 class Holders:
-    """Remembers which prompt each lane holds."""
+    """Remembers which prompt each lane's cache holds, so that equal prompts can be copied."""
 
     def __init__(self, lanes: int) -> None:
         self._prompts = [Prompt()] * lanes
         self._lanes: dict[Prompt, dict[int, None]] = {}  # prompt → lanes that hold it, in the order of arrival
 
     def length(self, lane: int) -> int:
-        """Tokens of the prompt that a lane holds."""
+        """Returns the number of tokens of the prompt that a lane holds."""
         return len(self._prompts[lane])
 
     def sources(self, prompts: Mapping[int, Prompt]) -> dict[int, int]:
-        """Finds lanes that hold the prompts of these lanes already: {lane: source}."""
+        """Finds lanes that hold the prompts of these lanes already: {lane: lane to copy from}."""
         found = {lane: self._lanes.get(prompt) for lane, prompt in prompts.items()}
         return {lane: next(iter(holders)) for lane, holders in found.items() if holders}
 
     def hold(self, lane: int, prompt: Prompt) -> None:
+        """Notes that a lane holds a prompt now."""
         self._prompts[lane] = prompt
         self._lanes.setdefault(prompt, {})[lane] = None
 
     def forget(self, lane: int) -> None:
-        """Says that a lane's prompt will be overwritten."""
+        """Notes that a lane's prompt will be overwritten."""
         prompt, self._prompts[lane] = self._prompts[lane], Prompt()
         holders = self._lanes.get(prompt, {})
         holders.pop(lane, None)

@@ -60,7 +60,7 @@ model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained({base!r})
 def export(
     policy: Policy, parts: Parts, kind: str, folder: Path, dtype: str, examples: Examples, options: Mapping[str, Any]
 ) -> Exported:  # fmt: skip
-    """See :meth:`embodied.protocols.Exports.export`.
+    """Writes the policy in one of the export formats. See :meth:`embodied.protocols.Exports.export`.
 
     Args:
         parts: of the policy.
@@ -140,7 +140,8 @@ class Rounding(NamedTuple):
 
 @torch.no_grad()
 def rounding(policy: Policy, parts: Parts, dtype: torch.dtype, prompts: Sequence[str]) -> Rounding:
-    """Measures it on the policy's greedy answers, at most :data:`MOST_TOKENS` tokens each."""
+    """Measures how rounding the merged weights changes log-probs, on the policy's greedy answers, at most
+    :data:`MOST_TOKENS` tokens each."""
     told = {name: value.to(parts.device) for name, value in policy.encode_instructions(prompts).items()}
     noise = torch.zeros(len(prompts), *policy.spec.noise.shape, device=parts.device)
     greedy = Sampling(do_sample=False, max_new_tokens=min(MOST_TOKENS, parts.settings.max_new_tokens))

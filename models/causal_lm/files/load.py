@@ -48,7 +48,7 @@ UNREADABLE = (
 
 
 def load_tokenizer(settings: Settings) -> Any:
-    """The tokenizer of ``tokenizer_path`` or ``model_path``, or one of characters, with the settings of its padding.
+    """Loads the tokenizer of ``tokenizer_path`` or ``model_path``, or makes one of characters, and sets its padding.
 
     Raises:
         CheckpointError: the folder has none that can be read.
@@ -80,7 +80,7 @@ def _tokenizer_of(settings: Settings) -> Any:
 
 
 def read_tokenizer(folder: Path, key: str, trusted: tuple[bool, str], **keys: Any) -> Any:
-    """The tokenizer of a folder.
+    """Reads the tokenizer in a folder.
 
     Args:
         key: of the configuration that may name another folder.
@@ -117,7 +117,7 @@ def _tokenizer_class(folder: Path) -> Any:
 
 
 def load_network(settings: Settings, tokenizer: Any) -> tuple[Any, Vision | None]:
-    """The network on the CPU, in the number format of its arithmetic if it stays frozen, else in float32. Of a
+    """Loads the network on the CPU, in the number format of its arithmetic if it stays frozen, else in float32. Of a
     vision-language network this is the language model; beside it stands the part that reads pictures.
 
     Raises:
@@ -143,7 +143,7 @@ def load_network(settings: Settings, tokenizer: Any) -> tuple[Any, Vision | None
 
 
 def full_weights(network: nn.Module, settings: Settings, tokenizer: Any) -> dict[str, Tensor]:
-    """The weights that ``network`` holds in 8 or 4 bits, as its base has them; by their names without adapters."""
+    """Reads in full the base weights that ``network`` holds in 8 or 4 bits; by their names without adapters."""
     names = quantized_layers(network)
     if not names:
         return {}
@@ -259,22 +259,24 @@ def _fresh(network: nn.Module, tokenizer: Any) -> Any:
     return fresh
 
 
-def end_tokens(network: Any, tokenizer: Any, given: Sequence[int] | None = None) -> list[int]:
-    """Ids that end a text: those that are given, else the tokenizer's first, then those of the checkpoint's
-    generation_config.json.
+def end_tokens(network: Any, tokenizer: Any, configured: Sequence[int] | None = None) -> list[int]:
+    """Determines the ids of tokens that end a text: those that are given, else the tokenizer's first, then those of the
+    checkpoint's generation_config.json.
 
     Raises:
         CheckpointError: there is none.
         ConfigError: one that is given is no token.
     """
-    if given is not None:
-        if (most := network.config.vocab_size) <= max(given):
-            raise bad("end_tokens", list(given), f"the network has {most} tokens", "set rollout.eos to ids below that")
-        return list(given)
+    if configured is not None:
+        if (most := network.config.vocab_size) <= max(configured):
+            raise bad(
+                "end_tokens", list(configured), f"the network has {most} tokens", "set rollout.eos to ids below that"
+            )
+        return list(configured)
     generation, config = network.generation_config, network.config
     theirs = [*_listed(generation.eos_token_id), *_listed(getattr(config, "eos_token_id", None))]
-    given = [tokenizer.eos_token_id, *theirs]
-    ends = list(dict.fromkeys(index for index in given if index is not None and index < config.vocab_size))
+    configured = [tokenizer.eos_token_id, *theirs]
+    ends = list(dict.fromkeys(index for index in configured if index is not None and index < config.vocab_size))
     if not ends:
         raise CheckpointError("no token ends a text", "give the tokenizer an eos_token in tokenizer_config.json")
     return ends
@@ -285,7 +287,7 @@ def _listed(ids: int | list[int] | None) -> list[int]:
 
 
 def folder_of(path: str, key: str) -> Path:
-    """The folder that a key of the configuration names. Raises :class:`CheckpointError` if there is none."""
+    """Resolves a configured path to a folder. Raises :class:`CheckpointError`, naming ``key``, if there is none."""
     folder = Path(path).expanduser()
     if not folder.is_dir():
         raise CheckpointError(
@@ -296,7 +298,7 @@ def folder_of(path: str, key: str) -> Path:
 
 
 def short(error: Exception) -> str:
-    """The first line of an error."""
+    """Returns the first line of an error's text."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines or [type(error).__name__])[0][:200]
 

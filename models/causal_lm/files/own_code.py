@@ -23,7 +23,8 @@ OF_CHECKPOINTS = "transformers_modules"
 
 
 def network_code(folder: Path, maker: str) -> str | None:
-    """The class (``module.Class``) in the folder that transformers needs for the network; None if it needs none.
+    """Returns the class (``module.Class``) of the folder's own code that transformers needs for the network; None if it
+    needs none.
 
     Args:
         maker: ``AutoModelForCausalLM`` or another one.
@@ -34,7 +35,7 @@ def network_code(folder: Path, maker: str) -> str | None:
 
 
 def tokenizer_code(folder: Path) -> str | None:
-    """The class in the folder that transformers needs for the tokenizer; None if it needs none."""
+    """Returns the class of the folder's own code that transformers needs for the tokenizer; None if it needs none."""
     said = _read(folder / "tokenizer_config.json")
     named, kind = _named(said, "AutoTokenizer"), said.get("tokenizer_class")
     if named is None:
@@ -46,7 +47,8 @@ def tokenizer_code(folder: Path) -> str | None:
 
 
 def may_run(code: str | None, folder: Path, permitted: bool, key: str) -> bool:
-    """Returns whether code of the folder is to be run.
+    """Returns whether a checkpoint folder's own Python code is needed and permitted to run; raises if it is needed and
+    not permitted.
 
     Args:
         code: of :func:`network_code` or :func:`tokenizer_code`.
@@ -72,25 +74,25 @@ def may_run(code: str | None, folder: Path, permitted: bool, key: str) -> bool:
 
 
 def own_tokenizer(code: str, folder: Path) -> Any:
-    """Reads the tokenizer with the class of the folder, and runs no other code of it."""
+    """Reads the tokenizer with the class of the folder's own code, and runs no other code of it."""
     kind: Any = get_class_from_dynamic_module(code, folder, local_files_only=True)
     kind.register_for_auto_class()  # makes a saved tokenizer bring the code along
     return kind.from_pretrained(folder, local_files_only=True)
 
 
 def is_own(made: Any) -> bool:
-    """Returns whether a network or a tokenizer is of a class that came with a checkpoint."""
+    """Returns whether a network or a tokenizer is of a class whose code came with a checkpoint."""
     return type(made).__module__.startswith(OF_CHECKPOINTS)
 
 
 def save_code(network: Any, config: Any, folder: Path) -> None:
-    """Copies the code of a network that came with a checkpoint, so that the folder can be read again."""
+    """Copies the network's own code into a saved folder, so that it can be read again."""
     if is_own(network):
         custom_object_save(network, folder, config=config)
 
 
 def own_code_fact(permitted: bool, network: Any, tokenizer: Any) -> dict[str, str]:
-    """A fact for the console, where the permission was given."""
+    """Returns a row for the console on which of the checkpoint's own code runs; empty unless it is permitted."""
     ran = [name for name, made in (("network", network), ("tokenizer", tokenizer)) if is_own(made)]
     said = f"that of the {' and the '.join(ran)} is run" if ran else "none was needed, and none was run"
     return {"code of the checkpoint": said} if permitted else {}

@@ -23,8 +23,8 @@ VALUE_HEAD_FILE = "value_head.safetensors"
 def save_folder(
     parts: Parts, path: Path, shard_bytes: int = SHARD_BYTES, dtype: torch.dtype = torch.float32
 ) -> None:  # fmt: skip
-    """Write everything that ``model_path`` needs: weights with adapters merged, and beside them the adapters in
-    float32. transformers reads the folder, too.
+    """Writes a Hugging Face folder that ``model_path`` takes: weights with adapters merged, and beside them the
+    adapters in float32. transformers reads the folder, too.
 
     Args:
         dtype: of the weights.
@@ -47,7 +47,7 @@ def save_folder(
 
 
 def save_config(parts: Parts, path: Path, dtype: torch.dtype = torch.float32) -> None:
-    """Write configuration and tokenizer, which with weights make the folder.
+    """Writes configuration and tokenizer, which with weights make the folder.
 
     Args:
         dtype: that the configuration says of the weights.
@@ -64,7 +64,8 @@ def save_config(parts: Parts, path: Path, dtype: torch.dtype = torch.float32) ->
 
 
 def merged_weights(parts: Parts) -> dict[str, Tensor]:
-    """The network's weights in float32 on the CPU, adapters merged. What lies in 8 or 4 bits is read again in full."""
+    """Returns the network's weights in float32 on the CPU, adapters merged. What lies in 8 or 4 bits is read again in
+    full."""
     full = full_weights(parts.network, parts.settings, parts.tokenizer.tokenizer)
     return merged_state(parts.network, full)
 

@@ -23,8 +23,8 @@ TOKENIZER_FILES = (
 
 
 def located(settings: Settings) -> Settings:
-    """Settings whose ``model_path`` is a folder, with the ``gguf_file`` that was found in a package. The package is not
-    imported.
+    """Resolves ``model_path`` to a folder, with the ``gguf_file`` that was found in a package. The package
+    is not imported.
 
     Raises:
         AssetsMissingError: the package that holds the weights, or the one that reads GGUF files, is not installed.

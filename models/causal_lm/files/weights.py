@@ -45,7 +45,7 @@ class _Whole(dict[str, Any]):
 
 @dataclass(frozen=True)
 class Weights:
-    """A folder's weights, before a network gets them."""
+    """The checked weights in a folder, before a network gets them."""
 
     folder: Path
     key: str  # section of the configuration that names the folder, with a dot at its end
@@ -118,7 +118,7 @@ class Weights:
         return _Whole({self.stored.plain[name]: opened[file].get_slice(name) for file, h in headers for name in h})
 
     def check_loaded(self, loaded: Mapping[str, Any], config: Any) -> None:
-        """Compare what transformers says of the loading with what must be.
+        """Raises CheckpointError unless transformers' loading report says that all weights were loaded.
 
         Raises:
             CheckpointError: weights are missing, unknown or of other shapes.
@@ -137,7 +137,7 @@ class Weights:
         return self.stored.place(name) or self.stored.place(next(others, ""))
 
     def check_numbers(self, parameters: Mapping[str, Tensor]) -> None:
-        """Look for NaN and infinity in what was read.
+        """Refuses NaN and infinity in loaded weights.
 
         Raises:
             CheckpointError: there are some; names tensor and file.
@@ -176,7 +176,7 @@ def check_tied(network: Any, folder: Path) -> None:
 
 
 def check_jsons(folder: Path) -> None:
-    """Look at what transformers reads beside the weights.
+    """Checks the JSON files that transformers reads beside the weights.
 
     Raises:
         CheckpointError: a file may not be read.

@@ -21,7 +21,7 @@ NAME = "embodied"
 
 @dataclass(frozen=True)
 class Heads:
-    """Settings of one layer's attention."""
+    """Settings of one layer's attention: scale, window, soft cap."""
 
     layer: int
     scale: float
@@ -30,7 +30,7 @@ class Heads:
 
 
 class Attend(Protocol):
-    """Computes the attention of one pass."""
+    """Interface of a function that computes the attention of one pass."""
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, heads: Heads) -> Tensor:
         """Computes the weighted values [T, H, D] from query [T, H, D], key and value [T, G, D]."""
@@ -61,7 +61,8 @@ AttentionInterface.register(NAME, _registered)
 
 
 def weigh(query: Tensor, key: Tensor, value: Tensor, heads: Heads, mask: Tensor | None) -> Tensor:
-    """Weighs values [B, G, Lk, D] by how well keys [B, G, Lk, D] fit queries [B, H, Lq, D]: [B, H, Lq, D].
+    """Computes attention: values [B, G, Lk, D] weighed by how well keys [B, G, Lk, D] fit queries [B, H, Lq, D]: [B, H,
+    Lq, D].
 
     Args:
         mask: what is added to the scores, float [B or 1, 1, Lq or 1, Lk]; None = causal, with Lq = Lk.
@@ -79,7 +80,7 @@ def weigh(query: Tensor, key: Tensor, value: Tensor, heads: Heads, mask: Tensor 
 
 
 def causal_mask(length: int, window: int | None, like: Tensor) -> Tensor:
-    """Returns the causal mask that is added to scores: [1, 1, L, L], 0 at what a token sees, −∞ elsewhere."""
+    """Returns the causal mask that is added to attention scores: [1, 1, L, L], 0 at what a token sees, −∞ elsewhere."""
     place = torch.arange(length, device=like.device)
     behind = place.unsqueeze(1) - place
     seen = (behind >= 0) if window is None else (behind >= 0) & (behind < window)
@@ -87,7 +88,7 @@ def causal_mask(length: int, window: int | None, like: Tensor) -> Tensor:
 
 
 def square(query: Tensor, key: Tensor, value: Tensor, heads: Heads) -> Tensor:
-    """Causal attention within each of B texts that are filled up on the right: [B, H, L, D] → [B, H, L, D].
+    """Computes causal attention within each of B right-padded texts: [B, H, L, D] → [B, H, L, D].
 
     What fills up a text lies behind all of its tokens, so no token sees it, and no mask is needed.
     """

@@ -31,23 +31,24 @@ from embodied.protocols import Team
 
 from ...shared.keys import bad
 from .attention import Heads
-from .packing import Asked, Packed, there
+from .packing import NeededStates, Packed, to_device
 
 
 @dataclass(frozen=True)
 class Part:
-    """This process's tokens of a pass. It is the attention of the pass as well."""
+    """This process's tokens of a pass whose texts several processes compute together; also computes the pass's
+    attention."""
 
     packed: Packed  # the whole pass
     team: Team
     ids: Tensor  # int64 [t]
     positions: Tensor  # int64 [t]
-    answers: Asked  # see Packed
-    prompts: Asked
+    answers: NeededStates  # see Packed
+    prompts: NeededStates
 
     @classmethod
     def of(cls, packed: Packed, team: Team) -> Part:
-        """The part of this process of ``team``."""
+        """Selects the tokens of a pass that this process of ``team`` computes."""
         more = -len(packed.ids) % team.size
         ids, positions = (
             F.pad(values, (0, more))[team.rank :: team.size].contiguous() for values in (packed.ids, packed.positions)
@@ -91,7 +92,7 @@ def _exchanged(values: Tensor, team: Team) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Shared(Asked):
+class _Shared(NeededStates):
     """Hidden states of which each process of a team has some. ``number`` and ``row`` are filled up to the M that the
     process with most has."""
 
@@ -130,7 +131,7 @@ def _shared(rows: np.ndarray, team: Team, like: Tensor) -> _Shared:
         places[own] = rank * most + np.arange(len(own))
     own = numbers[team.rank]
     number, row = (np.pad(values, (0, most - len(own))) for values in (own, rows[own] // team.size))
-    return _Shared(there(number, like), there(row, like), there(own, like), there(places, like), team)
+    return _Shared(to_device(number, like), to_device(row, like), to_device(own, like), to_device(places, like), team)
 
 
 def check_heads(size: int, heads: int) -> None:

@@ -25,7 +25,7 @@ from .attention import Heads, square
 
 @dataclass(frozen=True)
 class Squares:
-    """Places of tokens in the squares [B, L], one row a text."""
+    """Index of packed tokens in padded rows [B, L], one row a text; shared prompts stand in several rows."""
 
     texts: int  # B
     length: int  # L
@@ -37,15 +37,15 @@ class Squares:
     sharing: Tensor | None  # float [U, B], 1 where a text has a prompt; None if no two texts share one
 
     def spread(self, values: Tensor) -> Tensor:
-        """Puts tokens into the squares: [T, w] → [B·L, w]."""
+        """Copies packed tokens into padded rows: [T, w] → [B·L, w]."""
         return _Spread.apply(values, self)
 
     def collect(self, values: Tensor) -> Tensor:
-        """Takes tokens out of the squares: [B·L, w] → [T, w]."""
+        """Takes packed tokens out of padded rows: [B·L, w] → [T, w]."""
         return _Collect.apply(values, self)
 
     def sum_copies(self, values: Tensor) -> Tensor:
-        """Adds up what stands at the copies of each token: [B·L, w] → [T, w]."""
+        """Sums the padded rows over the copies of each token: [B·L, w] → [T, w]."""
         own, width = values.index_select(0, self.home), values.shape[1]
         if self.sharing is None:
             return own
@@ -85,20 +85,20 @@ class _Collect(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Hidden states that something is asked of, and which of them this process computes."""
+class NeededStates:
+    """Hidden states of a pass whose logits or values are needed, and which of them this process computes."""
 
     number: Tensor  # int64 [R], of what is asked, in its order
     row: Tensor  # int64 [R], hidden state of each among those that this process has
 
     def together(self, values: Tensor) -> Tensor:
-        """Joins the values [R, …] that all processes compute to the values of all that is asked."""
+        """Joins the values [R, …] that all processes compute, in the order in which they are needed."""
         return values
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Prompts and responses of B texts, end to end. It is the attention of the pass as well."""
+    """Prompts and responses of B texts in one sequence without padding; also computes the pass's attention."""
 
     ids: Tensor  # int64 [T]
     positions: Tensor  # int64 [T]
@@ -111,17 +111,17 @@ class Packed:
     begins: np.ndarray  # int64 [U], index of the first token of that prompt
 
     @property
-    def answers(self) -> Asked:
+    def answers(self) -> NeededStates:
         """The hidden states that predict the response tokens."""
         return self._asked(self.before)
 
     @property
-    def prompts(self) -> Asked:
+    def prompts(self) -> NeededStates:
         """The last hidden state of each text's prompt."""
         return self._asked(self.last)
 
-    def _asked(self, rows: np.ndarray) -> Asked:
-        return Asked(torch.arange(len(rows), device=self.ids.device), there(rows, self.ids))
+    def _asked(self, rows: np.ndarray) -> NeededStates:
+        return NeededStates(torch.arange(len(rows), device=self.ids.device), to_device(rows, self.ids))
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, heads: Heads) -> Tensor:
         """See :class:`.attention.Attend`."""
@@ -136,22 +136,22 @@ class Packed:
 
 
 def pack(
-    prompt_ids: Tensor, prompt_length: Tensor, tokens: Tensor, length: Tensor, shown: Sequence[bytes] | None = None
+    prompt_ids: Tensor, prompt_length: Tensor, tokens: Tensor, length: Tensor, pictures: Sequence[bytes] | None = None
 ) -> Packed:  # fmt: skip
-    """Lays B texts end to end.
+    """Packs B texts into one sequence without padding, in which equal prompts stand once.
 
     Args:
         prompt_ids: int [B, P], right-padded.
         prompt_length: int [B], each at least 1.
         tokens: of the responses, int [B, n].
         length: of the responses, int [B], each in 1 … n.
-        shown: tells the pictures of each prompt apart, which are computed apart then; None = there are none.
+        pictures: tells the pictures of each prompt apart, which are computed apart then; None = there are none.
     """
     prompts, sizes, made, lengths = (
         t.cpu().numpy().astype(np.int64) for t in (prompt_ids, prompt_length, tokens, length)
     )
     inputs, number = lengths - 1, np.arange(len(sizes))
-    prompt_of, first = _unique(prompts, sizes, shown)
+    prompt_of, first = _unique(prompts, sizes, pictures)
     starts, texts_of = _starts(sizes[first]), np.repeat(first, sizes[first])
     total = int(sizes[first].sum())
     begins = total + _starts(inputs)
@@ -165,30 +165,30 @@ def pack(
     sharing = (np.arange(len(first))[:, None] == prompt_of).astype(np.float32) if len(first) < len(sizes) else None
     squares = Squares(
         len(sizes), span,
-        fill=there(np.where(inside < inputs[:, None], fill, 0).ravel(), tokens),
-        home=there(np.concatenate([texts_of * span + places, told * span + sizes[told] + steps]), tokens),
+        fill=to_device(np.where(inside < inputs[:, None], fill, 0).ravel(), tokens),
+        home=to_device(np.concatenate([texts_of * span + places, told * span + sizes[told] + steps]), tokens),
         prompts=total, longest=longest,
-        slots=there(np.repeat(np.arange(len(first)), sizes[first]) * longest + places, tokens),
-        sharing=None if sharing is None else there(sharing, tokens),
+        slots=to_device(np.repeat(np.arange(len(first)), sizes[first]) * longest + places, tokens),
+        sharing=None if sharing is None else to_device(sharing, tokens),
     )  # fmt: skip
     return Packed(
-        ids=there(np.concatenate([prompts[texts_of, places], made[told, steps]]), tokens),
-        positions=there(np.concatenate([places, sizes[told] + steps]), tokens),
+        ids=to_device(np.concatenate([prompts[texts_of, places], made[told, steps]]), tokens),
+        positions=to_device(np.concatenate([places, sizes[told] + steps]), tokens),
         squares=squares,
         last=last,
         before=np.where(count == 0, last[text], begins[text] + count - 1),
-        text=there(text, tokens),
-        made=there(count, tokens),
+        text=to_device(text, tokens),
+        made=to_device(count, tokens),
         first=first,
         begins=starts,
     )
 
 
 def rows(
-    prompt_ids: Tensor, prompt_length: Tensor, tokens: Tensor, length: Tensor, shown: Sequence[bytes] | None = None
+    prompt_ids: Tensor, prompt_length: Tensor, tokens: Tensor, length: Tensor, pictures: Sequence[bytes] | None = None
 ) -> Packed:  # fmt: skip
-    """Puts each of B texts into a row that is filled up on the right. Equal prompts are computed each time, and linear
-    layers see what fills up, too. The arguments are those of :func:`pack`."""
+    """Puts each of B texts into a right-padded row. Equal prompts are computed each time, and linear layers see the
+    padding, too. The arguments are those of :func:`pack`."""
     sizes, lengths = prompt_length.long(), length.long()
     span = int((sizes + lengths - 1).max())
     texts, columns = torch.arange(len(sizes), device=tokens.device), torch.arange(span, device=tokens.device)
@@ -236,6 +236,6 @@ def _ragged(sizes: np.ndarray) -> np.ndarray:
     return np.arange(int(sizes.sum())) - np.repeat(_starts(sizes), sizes)
 
 
-def there(values: np.ndarray, like: Tensor) -> Tensor:
-    """Copies an array to the device of a tensor."""
+def to_device(values: np.ndarray, like: Tensor) -> Tensor:
+    """Copies a numpy array to the device of a tensor."""
     return torch.from_numpy(values).to(like.device)

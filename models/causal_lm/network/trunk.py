@@ -28,7 +28,7 @@ KINDS = ("full_attention", "sliding_attention")
 
 
 class Trunk:
-    """Reads the parts of a ``…ForCausalLM``. No module: the network stays the owner of its weights.
+    """Runs the layers of a ``…ForCausalLM`` with our attention. No module: the network stays the owner of its weights.
 
     Args:
         network: with transformers' parts ``model.embed_tokens``, ``model.layers``, ``model.norm``,
@@ -48,7 +48,7 @@ class Trunk:
         self._cap: float | None = getattr(self.config, "final_logit_softcapping", None)
 
     def hidden(self, ids: Tensor, rotary: Rotary, attend: Attend, placed: Placed | None = None) -> Tensor:
-        """Last hidden states of T tokens: int64 [T] → [T, d].
+        """Computes the last hidden states of T tokens: int64 [T] → [T, d].
 
         Args:
             placed: places int64 [M] whose embeddings are replaced, and by what, [M, d].
@@ -64,7 +64,7 @@ class Trunk:
         return model.norm(hidden)[0]
 
     def rotary(self, positions: Tensor) -> Rotary:
-        """Cosines and sines of int64 [T] positions."""
+        """Computes cosines and sines of rotary positions int64 [T]."""
         module, weight = self.network.model.rotary_emb, self.network.model.embed_tokens.weight
         places = positions.unsqueeze(0)
         if not self._many_rotaries:
@@ -72,7 +72,8 @@ class Trunk:
         return {kind: module(weight, places, kind) for kind in dict.fromkeys(self._kinds)}
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits of R tokens, always float32: [R, d] → [R, V]. Near 10 the steps of bf16 are as large as an update."""
+        """Computes the logits of R tokens, always float32: [R, d] → [R, V]. Near 10 the steps of bf16 are as large as
+        an update."""
         with torch.autocast(hidden.device.type, enabled=False):
             logits = sliced_linear(self.network.lm_head, hidden, slice(None))
         return logits if self._cap is None else self._cap * torch.tanh(logits / self._cap)
@@ -84,7 +85,7 @@ class Trunk:
 
 
 def check_architecture(network: Any) -> None:
-    """Refuses a network whose parts have other names, or whose layers need another attention than the one here."""
+    """Refuses a network whose modules have other names, or whose layers need another attention than the one here."""
     config, kind = network.config, network.config.model_type
     model = getattr(network, "model", None)
     missing = [name for name in ("embed_tokens", "layers", "norm", "rotary_emb") if not hasattr(model, name)]

@@ -33,7 +33,7 @@ Placed = tuple[Tensor, Tensor]
 
 
 class Vision(nn.Module):
-    """Vision tower and projector. Always in evaluation mode.
+    """Vision tower and projector of a vision-language model. Always in evaluation mode.
 
     Args:
         tower: transformers' ``…Model`` without its language model.
@@ -53,7 +53,7 @@ class Vision(nn.Module):
 
     @torch.no_grad()
     def features(self, pixels: np.ndarray) -> Tensor:
-        """Features of n pictures uint8 [n, S, S, 3]: [n · N, d]."""
+        """Computes the features of n pictures uint8 [n, S, S, 3]: [n · N, d]."""
         return torch.cat([self._one(picture) for picture in pixels])
 
     def _one(self, picture: np.ndarray) -> Tensor:
@@ -83,7 +83,7 @@ class Vision(nn.Module):
             )
 
     def shown(self, obs: Mapping[str, Tensor]) -> list[np.ndarray]:
-        """The pictures that each of B prompts speaks of, uint8 [n, S, S, 3].
+        """Selects the pictures that each of B prompts refers to, uint8 [n, S, S, 3].
 
         Args:
             obs: ``prompt_ids`` [B, P], ``prompt_length`` [B] and, unless no prompt speaks of one, ``pictures``.
@@ -106,31 +106,31 @@ class Vision(nn.Module):
         return [row[:count] for row, count in zip(pixels, counts, strict=True)]
 
     def placed(
-        self, prompts: Sequence[np.ndarray], begins: Sequence[int], shown: Sequence[np.ndarray]
+        self, prompts: Sequence[np.ndarray], begins: Sequence[int], pictures: Sequence[np.ndarray]
     ) -> Placed | None:
         """Computes the features of some prompts' pictures, with their places in a pass; None if there are none.
 
         Args:
             prompts: ids of each, int [p].
             begins: place of the first token of each.
-            shown: pictures of each.
+            pictures: pictures of each.
         """
         both = zip(prompts, begins, strict=True)
         places = [begin + np.flatnonzero(ids == self.pictures.token) for ids, begin in both]
-        made = [self.features(pixels) for pixels in shown if len(pixels)]
+        made = [self.features(pixels) for pixels in pictures if len(pixels)]
         if not made:
             return None
         features = torch.cat(made)
         return torch.from_numpy(np.concatenate(places)).to(features.device), features
 
     def describe(self) -> dict[str, str]:
-        """Facts for the console."""
+        """Returns facts for the console."""
         own = self.pictures
         told = f"{own.size}×{own.size}, {own.tokens} tokens each; vision tower and projector are frozen"
         return {"pictures": f"{own.kind}: {told}"}
 
     def named(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """All weights of the whole network by its names, from those of the language model."""
+        """Joins the language model's weights and those of the vision tower under the names of the whole network."""
         part = f"model.{KINDS[self.pictures.kind]}."
         renamed = {f"{part}{name[6:]}" if name.startswith("model.") else name: w for name, w in weights.items()}
         return {**renamed, **{f"model.{name}": w.detach().cpu() for name, w in self.tower.state_dict().items()}}
@@ -157,12 +157,13 @@ def check_pictures(env: EnvSpec, vision: Vision | None, model_path: str | None) 
 
 
 def digest(pixels: np.ndarray) -> bytes:
-    """Tells pictures apart; b"" for none."""
+    """Hashes pictures, to tell them apart; b"" for none."""
     return hashlib.blake2b(pixels.tobytes(), digest_size=16).digest() if len(pixels) else b""
 
 
 def taken_apart(folder: Path, pictures: Pictures, whole: Any) -> tuple[Any, Vision]:
-    """The language model of a network as a ``…ForCausalLM`` of transformers, and the part that reads pictures.
+    """Splits a vision-language network into its language model, as a ``…ForCausalLM`` of transformers, and the part
+    that reads pictures.
 
     Args:
         folder: of the network.

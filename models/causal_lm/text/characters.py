@@ -10,7 +10,7 @@ SPECIAL = (PAD, END, UNKNOWN)  # ids 0, 1 and 2
 
 
 def character_tokenizer(characters: str) -> PreTrainedTokenizerFast:
-    """Makes the tokenizer: three special tokens, then ``characters`` in their order.
+    """Makes a tokenizer of characters: three special tokens, then ``characters`` in their order.
 
     A character that is not among them becomes ``<unk>``.
     """

@@ -34,7 +34,7 @@ FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocesso
 
 @dataclass(frozen=True)
 class Pictures:
-    """Picture settings of a checkpoint."""
+    """How a vision-language checkpoint takes pictures: size, tokens, normalisation."""
 
     kind: str  # model_type
     size: int  # pixels of each side
@@ -46,7 +46,7 @@ class Pictures:
 
     @classmethod
     def of(cls, folder: Path) -> Pictures | None:
-        """Reads a folder; None if its network is none of :data:`KINDS`.
+        """Reads the picture settings of a checkpoint; None if its network is none of :data:`KINDS`.
 
         Raises:
             CheckpointError: it does not say how pictures are prepared, or has a tower for pictures of any shape.
@@ -76,19 +76,21 @@ class Pictures:
 
 
 def processors_template(folder: Path) -> str | None:
-    """The chat template that older folders of :data:`KINDS` keep for the processor alone; None if there is none."""
+    """Reads the chat template that older folders of :data:`KINDS` keep for the processor alone; None if
+    there is none."""
     file = folder / "chat_template.json"
     return read_json(file).get("chat_template") if kind_of(folder) in KINDS and file.is_file() else None
 
 
 def kind_of(folder: Path) -> str:
-    """The ``model_type`` of a folder's network; "" if it has no config.json."""
+    """Reads the ``model_type`` of a folder's network; "" if it has no config.json."""
     file = folder / "config.json"
     return str(read_json(file).get("model_type", "")) if file.is_file() else ""
 
 
-def said_size(folder: Path) -> int | None:
-    """Pixels of each side of a picture, as config.json says it; None if it does not, or if the network reads none."""
+def configured_size(folder: Path) -> int | None:
+    """Reads the picture size (pixels of each side) in config.json; None if it has none, or if the network reads no
+    pictures."""
     if kind_of(folder) not in KINDS:
         return None
     said = read_json(folder / "config.json").get("vision_config")
@@ -127,7 +129,7 @@ def _unprepared(folder: Path, why: str) -> CheckpointError:
 
 
 def with_parts(messages: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
-    """Messages as chat templates of vision-language models take them: each content a list of texts and pictures."""
+    """Converts messages for chat templates of vision-language models: each content a list of texts and pictures."""
     return [{**message, "content": _parts(message["content"])} for message in messages]
 
 
@@ -140,7 +142,8 @@ def _parts(content: str) -> list[dict[str, str]]:
 
 
 def expanded(text: str, pictures: Pictures, tokenizer: Any, count: int) -> str:
-    """A prompt in which each of ``count`` pictures has its tokens, as the processor of transformers writes it.
+    """Replaces each of ``count`` picture marks in a prompt by the picture's tokens, as the processor of
+    transformers does.
 
     Raises:
         SpecMismatchError: the model's token for pictures stands elsewhere in the prompt, or the template left one out.

@@ -24,7 +24,7 @@ BLANK = "\u2581"  # begins the names of tokens with a blank in front, in vocabul
 
 
 class TextTokenizer:
-    """A tokenizer of Hugging Face with the settings that say how prompts are made.
+    """Encodes prompts and decodes answers with a tokenizer of Hugging Face.
 
     Args:
         tokenizer: a ``PreTrainedTokenizerBase``.
@@ -58,7 +58,7 @@ class TextTokenizer:
         return self.tokenizer.pad_token_id or 0
 
     def prompt(self, text: str) -> list[int]:
-        """Tokens of a prompt or of a conversation (``embodied.instructions.of_messages``), at least one.
+        """Encodes a prompt or a conversation (``embodied.instructions.of_messages``), at least one token.
 
         Raises:
             SpecMismatchError: it is longer than ``max_prompt_tokens``, or a conversation without a chat template.
@@ -73,7 +73,7 @@ class TextTokenizer:
         return ids
 
     def shown(self, text: str) -> str:
-        """A prompt as the policy reads it: the text of :meth:`prompt`, with special tokens.
+        """Returns a prompt's text as the policy reads it, with special tokens: that of :meth:`prompt`.
 
         Raises:
             SpecMismatchError: as :meth:`prompt`.
@@ -81,18 +81,19 @@ class TextTokenizer:
         return self.tokenizer.decode(self.prompt(text), clean_up_tokenization_spaces=False)
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """The text of each token, with special ones. A token that holds a part of a character alone is ``\ufffd``."""
+        r"""Decodes each token for itself, special ones too. A token that holds a part of a character alone is
+        ``\ufffd``."""
         texts = self.tokenizer.batch_decode([[token] for token in tokens], clean_up_tokenization_spaces=False)
         names = self.tokenizer.convert_ids_to_tokens(list(tokens))
         return [_with_blank(text, name or "") for text, name in zip(texts, names, strict=True)]
 
     def length(self, text: str) -> int:
-        """Tokens of a prompt or of a conversation, before it is cut."""
+        """Counts the tokens of a prompt or of a conversation, before it is cut."""
         return max(1, len(self._encoded(text)))
 
     @property
     def frame(self) -> int:
-        """Tokens that stand around a plain prompt: those of the chat template, or of the beginning of a text."""
+        """Number of tokens around a plain prompt: those of the chat template, or of the beginning of a text."""
         return max(0, self.length("0") - len(self.tokenizer("0", add_special_tokens=False).input_ids))
 
     def _encoded(self, text: str) -> list[int]:
@@ -161,7 +162,7 @@ class TextTokenizer:
         return ids[-most:] if side == "left" else ids[:most]
 
     def responses(self, texts: Sequence[str], most: int) -> list[list[int]]:
-        """Tokens of answers with the token that ends each, cut after ``most``. Those of the last few calls are kept: a
+        """Encodes answers with the token that ends each, cut after ``most``. Those of the last few calls are kept: a
         step of supervised training asks for the same ones more than once.
 
         Raises:
@@ -179,19 +180,20 @@ class TextTokenizer:
         return found
 
     def text(self, tokens: Sequence[int]) -> str:
-        """The text of a response, without the token that ends it and without special tokens."""
+        """Decodes a response, without the token that ends it and without special tokens."""
         kept = tokens[:-1] if tokens and tokens[-1] in self.ends else tokens
         return self.decode(kept)
 
     def answer(self, tokens: Sequence[int], sampling: Sampling) -> str:
-        """The text of a response as the env gets it: :meth:`text`, up to what ``sampling.stop`` names if it says so."""
+        """Decodes a response as the env gets it: :meth:`text`, cut before the first of ``sampling.stop`` unless that is
+        included."""
         text = self.text(tokens)
         if sampling.include_stop:
             return text
         return text[: min((at for stop in sampling.stop if (at := text.find(stop)) >= 0), default=None)]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of tokens, without special ones."""
+        """Decodes tokens, without special ones."""
         return self.tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def _may_complete(self, stop: tuple[str, ...]) -> list[bool]:

@@ -62,7 +62,7 @@ class DecisionProgram(nn.Module):
     def log_probs(
         self, images: Tensor, prompt: Tensor, present: Tensor, temperature: Tensor, state: Tensor | None = None
     ) -> Tensor:
-        """Log-probabilities of all classes: float32 [B, T, N]."""
+        """Computes log-probabilities of all action token classes: float32 [B, T, N]."""
         if state is not None and self.proprio is not None:
             state = self.proprio.normalize(state)
         pixels = self.pixels(images[:, : self.network.net.num_images])
@@ -80,7 +80,7 @@ def drawn(logp: Tensor, uniform: Tensor) -> Tensor:
 
 
 def merged_network(parts: Parts) -> OpenVLAOFT:
-    """The network in float32 on the CPU, adapters merged; of its output head the rows of action tokens alone."""
+    """Copies the network in float32 to the CPU, adapters merged; of its output head the rows of action tokens alone."""
     with torch.device("meta"):
         network = OpenVLAOFT(parts.model.net, parts.model.eos_id)
     network.load_state_dict(merged_state(parts.model, full_weights(parts.model, parts.settings)), assign=True)
@@ -93,7 +93,7 @@ def merged_network(parts: Parts) -> OpenVLAOFT:
 
 
 def meanings(parts: Parts) -> Tensor:
-    """Decodes each class at each place of a chunk, as the policy itself does: float32 [1, T, N]."""
+    """Decodes each action token class at each place of a chunk, as the policy itself does: float32 [1, T, N]."""
     net = parts.model.net
     classes = torch.arange(N_BINS, device=parts.device).unsqueeze(1).expand(-1, net.action_tokens)
     return parts.decode_actions(classes + net.first_action_id).flatten(1).T.unsqueeze(0).contiguous().cpu()
@@ -104,7 +104,7 @@ def meanings(parts: Parts) -> Tensor:
 
 @dataclass(frozen=True)
 class Reference:
-    """The policy's answers to the same inputs, and the distribution that they come from."""
+    """Reference answers to a program's inputs: tokens, and the distribution that they come from."""
 
     tokens: Tensor  # int64 [B, T]
     logp: Tensor  # float32 [B, T, N]
@@ -113,7 +113,7 @@ class Reference:
 def policy_answers(
     policy: Policy, device: torch.device, inputs: Mapping[str, Tensor], texts: Sequence[str], sampling: Sampling
 ) -> Reference:
-    """The policy's own answers, of ``act`` and ``evaluate``.
+    """Computes the policy's own answers by ``act`` and ``evaluate``, as reference of a program.
 
     Args:
         inputs: of the program.
@@ -129,7 +129,7 @@ def policy_answers(
 
 @torch.no_grad()
 def module_answers(module: DecisionProgram, inputs: Mapping[str, Tensor]) -> Reference:
-    """The answers of a module before it is traced."""
+    """Computes a module's answers before it is traced, as reference of its program."""
     seen = {name: inputs[name] for name in ("images", "prompt", "present", "temperature", "state") if name in inputs}
     return Reference(module(*inputs.values())[1].long(), module.log_probs(**seen))
 
@@ -145,6 +145,7 @@ class Difference:
 
     @property
     def largest(self) -> float:
+        """The larger of the two differences."""
         return max(self.actions, self.logprobs)
 
     def __or__(self, other: Difference) -> Difference:
@@ -153,24 +154,24 @@ class Difference:
 
 
 def difference(
-    wanted: Reference, found: Mapping[str, Tensor], inputs: Mapping[str, Tensor], meaning: Tensor, first: int,
+    reference: Reference, answers: Mapping[str, Tensor], inputs: Mapping[str, Tensor], meaning: Tensor, first: int,
     tolerance: float,
 ) -> Difference:  # fmt: skip
-    """Compare a program's answers with a reference.
+    """Compares a program's answers with reference answers.
 
     Args:
         meaning: of :func:`meanings`.
         first: id of the first action token.
     """
-    classes, own = found["action_tokens"].long() - first, wanted.tokens - first
+    classes, own = answers["action_tokens"].long() - first, reference.tokens - first
     table = meaning.expand(len(classes), -1, -1)
     means, meant = (table.gather(-1, c.unsqueeze(-1)).squeeze(-1) for c in (classes, own))
     other = classes != own
-    excused = other & _undecided(wanted.logp, classes, inputs, tolerance)
+    excused = other & _undecided(reference.logp, classes, inputs, tolerance)
     wrong = torch.where(other & ~excused, (means - meant).abs(), 0.0)
-    actions = torch.maximum(wrong, (found["actions"].flatten(1) - means).abs())
-    logp = wanted.logp.gather(-1, classes.unsqueeze(-1)).squeeze(-1)
-    return Difference(_largest(actions), _largest((found["logprobs"] - logp).abs()), int(excused.sum()))
+    actions = torch.maximum(wrong, (answers["actions"].flatten(1) - means).abs())
+    logp = reference.logp.gather(-1, classes.unsqueeze(-1)).squeeze(-1)
+    return Difference(_largest(actions), _largest((answers["logprobs"] - logp).abs()), int(excused.sum()))
 
 
 def _largest(gaps: Tensor) -> float:

@@ -69,8 +69,8 @@ def export_folder(
 # -- the whole model -------------------------------------------------------------------------------------------------
 
 
-class Written(NamedTuple):
-    """A written folder, with the change of answers after it is read again."""
+class WrittenFolder(NamedTuple):
+    """The result of writing a folder: its dtype, and the change of answers after it is read again."""
 
     dtype: str
     change: Change | None  # None: there were no observations
@@ -95,16 +95,16 @@ def _whole(
     return Exported("transformers", usage, tuple(notes), found.dtype, keys, measured, rounded)
 
 
-def _write(policy: Policy, parts: Parts, folder: Path, dtype: str, examples: Examples, size: int) -> Written:
+def _write(policy: Policy, parts: Parts, folder: Path, dtype: str, examples: Examples, size: int) -> WrittenFolder:
     save_folder(parts, folder, size, FORMATS[dtype])
     if examples.obs is None:
-        return Written(dtype, None)
+        return WrittenFolder(dtype, None)
     device = parts.device
     build = load_target(TARGET, "_target_")  # found by name, as users of the folder do; an import would be circular
     again = build(**{**_kwargs(parts, dtype), "model_path": str(folder)}).to(device)
     assert parts.now.env is not None
     again.bind(parts.now.env)
-    return Written(dtype, change(policy, again, examples, device))
+    return WrittenFolder(dtype, change(policy, again, examples, device))
 
 
 def _kwargs(parts: Parts, dtype: str) -> dict[str, Any]:
@@ -116,12 +116,12 @@ def _kwargs(parts: Parts, dtype: str) -> dict[str, Any]:
 
 
 def model_keys(parts: Parts, dtype: str) -> dict[str, Any]:
-    """Returns the keys that build the policy from a whole folder (``Exported.model``)."""
+    """Returns the configuration keys that build the policy from a whole folder (``Exported.model``)."""
     return {"_target_": TARGET, "model_path": ".", **_kwargs(parts, dtype)}
 
 
 def command(keys: Mapping[str, Any], *paths: str) -> str:
-    """Gives the command-line overrides that name the same model.
+    """Formats configuration keys as command-line overrides.
 
     Args:
         paths: keys whose "." stands for the folder.
@@ -147,7 +147,7 @@ def _too_much(found: Change | None, moved: Change | None) -> bool:
     return moved is not None and found.logprob_mean > LOSES_SHARE * moved.logprob_mean
 
 
-def _loss_notes(asked: str, tried: list[Written], moved: Change | None) -> list[str]:
+def _loss_notes(asked: str, tried: list[WrittenFolder], moved: Change | None) -> list[str]:
     found = tried[-1]
     if found.change is None:
         why = ", so auto wrote fp32" if asked == "auto" else ""

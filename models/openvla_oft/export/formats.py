@@ -26,7 +26,7 @@ KINDS = {**FOLDERS, **PROGRAMS}
 def export(
     policy: Policy, parts: Parts, kind: str, folder: Path, dtype: str, examples: Examples, options: Mapping[str, Any]
 ) -> Exported:  # fmt: skip
-    """See :meth:`embodied.protocols.Exports.export`.
+    """Writes the policy in one of the export formats. See :meth:`embodied.protocols.Exports.export`.
 
     Args:
         parts: of the policy.

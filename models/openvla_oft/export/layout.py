@@ -30,7 +30,7 @@ TEXT_FIELDS = (
 
 
 def write_layout(parts: Parts, base: Folder | None, path: Path, dtype: torch.dtype) -> None:
-    """Write everything but the weights.
+    """Writes every file of a released checkpoint's folder but the weights.
 
     Args:
         base: the folder that the policy came from.
@@ -94,7 +94,8 @@ def _config(net: NetConfig, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def statistics(parts: Parts, base: Folder | None = None) -> dict[str, Any]:
-    """dataset_statistics.json: what the policy uses, and of the same data what its own folder says besides."""
+    """Makes dataset_statistics.json: the ranges that the policy uses, and the other entries that its own folder has for
+    the same data."""
     assert parts.now.action_range is not None
     blocks = {"action": parts.now.action_range.to_statistics()}
     if parts.now.statistics.proprio is not None:

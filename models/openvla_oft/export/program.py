@@ -80,7 +80,7 @@ def export_program(
     size = sum((folder / name).stat().st_size for name in files)
     notes = [_said(kind, found, count, real), f"size: weights {_mb(plain_bytes)} in fp32, files {_mb(size)}"]
     if loss is not None:
-        notes.append(loss.said(quantize, parts.settings.precision, count, real))
+        notes.append(loss.summary(quantize, parts.settings.precision, count, real))
     if kind == "aoti":
         notes.append("it is machine code: whoever loads it runs it (actor.model.trust=true)")
     rounding = quantize or ("none" if parts.settings.precision == "fp32" else "16 bits")
@@ -110,21 +110,21 @@ def _check(parts: Parts, kind: str, dtype: str, quantize: str | None) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """Inputs of one call of the program, and how the policy is asked for the same."""
+    """A call of an exported program that is checked: its inputs, and the same observations as the policy takes them."""
 
     inputs: Mapping[str, Tensor]
     texts: Sequence[str]
     sampling: Sampling
 
     def traced(self) -> dict[str, Tensor]:
-        """Inputs of the same shapes to trace with: a few rows."""
+        """Returns example inputs of the same shapes for tracing: a few rows."""
         return {
             name: values[torch.arange(TRACED_ROWS) % len(values)].contiguous() for name, values in self.inputs.items()
         }
 
 
 def made_up(env: EnvSpec) -> Examples:
-    """Random pictures and states, with instructions of the env's tasks."""
+    """Makes random pictures and states, with instructions of the env's tasks, to check a program on."""
     random = np.random.default_rng(0)
     obs: dict[str, np.ndarray] = {}
     for name, spec in env.obs.items():
@@ -191,7 +191,7 @@ def _verify(
 
 @dataclass(frozen=True)
 class Loss:
-    """Changes that the program's weights make to the policy's greedy answers."""
+    """How an exported program's weights change the policy's greedy answers."""
 
     logprobs_largest: float  # nats, of the policy's own tokens
     logprobs_mean: float
@@ -200,7 +200,8 @@ class Loss:
     other_tokens: int
     tokens: int
 
-    def said(self, quantize: str | None, precision: str, count: int, real: bool) -> str:
+    def summary(self, quantize: str | None, precision: str, count: int, real: bool) -> str:
+        """Formats the changes in a sentence."""
         what = f"{quantize} weights" if quantize else f"fp32 instead of {precision}"
         return (
             f"{what}: log-probs change by at most {self.logprobs_largest:.2g} nats (mean {self.logprobs_mean:.2g}), "

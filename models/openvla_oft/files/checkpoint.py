@@ -54,7 +54,8 @@ REFUSED = {
 
 
 def ignored(config: NetConfig) -> list[re.Pattern[str]]:
-    """Tensors of a checkpoint that never influence an action: last vision blocks, final norms, pooling, buffers."""
+    """Returns patterns of a checkpoint's tensors that never influence an action: last vision blocks, final norms,
+    pooling, buffers."""
     dino, siglip = config.featurizer.depth - 1, config.fused_featurizer.depth - 1
     return [
         re.compile(rf"vision_backbone\.featurizer\.(blocks\.{dino}|norm)\."),
@@ -65,13 +66,13 @@ def ignored(config: NetConfig) -> list[re.Pattern[str]]:
 
 @dataclass(frozen=True)
 class Folder:
-    """A checkpoint folder with all its files; nothing is loaded yet."""
+    """A released OpenVLA-OFT checkpoint folder with all its files; nothing is loaded yet."""
 
     path: Path
 
     @classmethod
     def open(cls, model_path: str, for_tokens: bool = True) -> Folder:
-        """Check that ``model_path`` is such a folder.
+        """Checks that ``model_path`` is a checkpoint folder, and opens it.
 
         Args:
             for_tokens: refuse a checkpoint whose actions do not come from tokens.
@@ -91,6 +92,7 @@ class Folder:
 
     @cached_property
     def config(self) -> dict[str, Any]:
+        """Content of config.json."""
         return read_json(self.path / "config.json")
 
     @cached_property
@@ -100,6 +102,7 @@ class Folder:
 
     @property
     def tokenizer(self) -> Path:
+        """Path of the tokenizer's file."""
         return self.path / "tokenizer.json"
 
     @property
@@ -116,7 +119,8 @@ class Folder:
         return found
 
     def net_config(self, hints: Sequence[TowerHints] = NO_HINTS) -> NetConfig:
-        """Sizes and conventions from policy.json; without that file, only the sizes.
+        """Determines the network's sizes and conventions from policy.json; without that file, only the sizes, from the
+        tensors' shapes.
 
         Args:
             hints: sizes that cannot be read from the tensors of unreleased towers.
@@ -171,11 +175,11 @@ class Folder:
                 )
 
     def statistics(self, unnorm_key: str | None) -> tuple[str, dict[str, Any]]:
-        """Name and statistics of one dataset. ``unnorm_key`` may lack the suffix ``_no_noops``."""
+        """Returns name and statistics of one dataset. ``unnorm_key`` may lack the suffix ``_no_noops``."""
         return choose_statistics(self.known_statistics(), unnorm_key, str(self.path))
 
     def known_statistics(self) -> dict[str, Any]:
-        """Statistics of all datasets by name."""
+        """Reads the statistics of all datasets, by name."""
         with reading(self.path / "config.json", "norm_stats are no statistics by name"):
             known: dict[str, Any] = dict(self.config.get("norm_stats") or {})
         if (self.path / "dataset_statistics.json").is_file():
@@ -183,7 +187,7 @@ class Folder:
         return known
 
     def statistics_file(self, name: str) -> Path:
-        """The file in which :meth:`known_statistics` finds the dataset ``name``."""
+        """Returns the file in which :meth:`known_statistics` finds the dataset ``name``."""
         file = self.path / "dataset_statistics.json"
         return file if file.is_file() and name in read_json(file) else self.path / "config.json"
 
@@ -192,13 +196,13 @@ class Folder:
         return Stored.of(self.path, ANCHORS)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor by its released name, memory-mapped. If two have the same name, the later one counts."""
+        """Yields every tensor by its released name, memory-mapped. If two have the same name, the later one counts."""
         for file in self._stored.files:
             yield from ((released_name(self._stored.plain[name]), tensor) for name, tensor in read_safetensors(file))
         yield from self._extras()
 
     def shapes(self) -> dict[str, Sequence[int]]:
-        """Shape of every tensor by its released name, from the headers of the files."""
+        """Returns the shape of every tensor by its released name, from the headers of the files."""
         found: dict[str, Sequence[int]] = {released_name(name): shape for name, shape in self._stored.shapes().items()}
         return found | {name: tuple(tensor.shape) for name, tensor in self._extras()}
 
@@ -216,13 +220,13 @@ def _some(shapes: Mapping[str, Any]) -> str:
 
 
 def adapter_folder(path: str) -> Path:
-    """The folder that holds the adapter: ``path`` itself or its ``lora_adapter``, where OFT puts it."""
+    """Returns the folder that holds the adapter: ``path`` itself or its ``lora_adapter``, where OFT puts it."""
     folder = Path(path).expanduser()
     return folder / ADAPTER_FOLDER if (folder / ADAPTER_FOLDER).is_dir() else folder
 
 
 def choose_statistics(known: Mapping[str, Any], key: str | None, where: str) -> tuple[str, dict[str, Any]]:
-    """The statistics called ``key``, or the only ones. Raises UnknownNameError or CheckpointError."""
+    """Selects the statistics called ``key``, or the only ones. Raises UnknownNameError or CheckpointError."""
     if not known:
         raise CheckpointError(
             f"{where} has no dataset statistics", "add the dataset_statistics.json of its training data"

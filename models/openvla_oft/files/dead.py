@@ -19,7 +19,7 @@ TOWERS = ("featurizer", "fused_featurizer")
 
 
 def dead_tensors(folder: Folder | None, config: NetConfig, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """All tensors of the layout that the network does not have.
+    """Returns the tensors of the released layout that our network lacks: from the policy's folder, else zeros.
 
     Args:
         folder: where the policy came from; None = it was made here.

@@ -26,13 +26,13 @@ _A, _B = ".lora_A.default.weight", ".lora_B.default.weight"
 
 
 def read_film(file: Path) -> dict[str, Tensor]:
-    """Tensors of ``file`` under the network's names. Raises CheckpointError if the file cannot be read."""
+    """Reads FiLM's tensors of ``file`` under the network's names. Raises CheckpointError if the file cannot be read."""
     with reading(file, "its adapters do not fit its layers"):
         return _merged({released_name(name): tensor for name, tensor in read_pt(file).items()})
 
 
 def film_file(towers: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Inverse of :func:`read_film`, without adapters."""
+    """Renames FiLM's tensors as in the file of OFT: the inverse of :func:`read_film`, without adapters."""
     return {re.sub(r"(blocks\.\d+)\.(?!scale\.|shift\.)", r"\1.block.", name): t for name, t in towers.items()}
 
 

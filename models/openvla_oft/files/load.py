@@ -19,7 +19,7 @@ from .checkpoint import Folder, ignored, load_exact
 def build_network(
     settings: Settings, net: NetConfig, eos_id: int, folder: Folder | None, device: torch.device | str = "cpu"
 ) -> OpenVLAOFT:
-    """Build the network without memory or random numbers, then fill it."""
+    """Builds the network without memory or random numbers, then fills it from a checkpoint or at random."""
     with torch.device("meta"):
         model = OpenVLAOFT(net, eos_id, settings.attn_implementation)
     if settings.quantization_bit is not None:  # a layer's weight is in 16 bits while its codes are made, and no longer
@@ -35,7 +35,7 @@ def build_network(
 
 
 def full_weights(model: OpenVLAOFT, settings: Settings) -> dict[str, Tensor]:
-    """The weights that ``model`` holds in 8 or 4 bits, as its base has them; by their names in the network."""
+    """Reads in full the base weights that ``model`` holds in 8 or 4 bits; by their names in the network."""
     names = quantized_layers(model)
     if not names:
         return {}

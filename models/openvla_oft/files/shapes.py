@@ -36,7 +36,8 @@ NO_HINTS = (TowerHints(), TowerHints())
 
 
 def sizes_of(shapes: Shapes, config: Mapping[str, Any], hints: Sequence[TowerHints] = NO_HINTS) -> NetConfig:
-    """Sizes of the network. Conventions that no file records (attention, stop token, images) are the defaults.
+    """Determines the network's sizes from tensors' shapes. Conventions that no file records (attention, stop token,
+    images) are the defaults.
 
     Args:
         shapes: shape of every tensor, under released names.
@@ -126,7 +127,7 @@ def _image_size(shapes: Shapes, config: Mapping[str, Any]) -> int:
 
 
 def count(shapes: Shapes, pattern: str) -> int:
-    """Count layers: 1 + the highest index that ``pattern`` finds."""
+    """Counts layers: 1 + the highest index that ``pattern`` finds in the names."""
     return 1 + max((int(found[1]) for name in shapes if (found := re.match(pattern, name))), default=-1)
 
 

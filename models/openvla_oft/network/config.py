@@ -35,7 +35,7 @@ class TowerConfig:
 
 @dataclass(frozen=True)
 class NetConfig:
-    """Everything that fixes the network's shapes and what it computes. Equal configs load equal weights."""
+    """Everything that fixes the network's shapes and what it computes. Equal configurations load equal weights."""
 
     image_size: int  # H = W, pixels
     patch_size: int
@@ -62,6 +62,7 @@ class NetConfig:
 
     @property
     def autoregressive(self) -> bool:
+        """Whether action tokens are decoded one after another."""
         return self.decoding == "autoregressive"
 
     @property
@@ -76,6 +77,7 @@ class NetConfig:
 
     @property
     def first_action_id(self) -> int:
+        """Id of the first of the 256 action tokens, which are the last of the vocabulary."""
         return self.vocab_size - N_BINS
 
     @property
@@ -90,17 +92,20 @@ class NetConfig:
 
     @property
     def vision_width(self) -> int:
+        """Width of the towers' concatenated features."""
         return self.featurizer.width + self.fused_featurizer.width
 
     def with_attention(self, attention: str) -> NetConfig:
+        """Returns the same configuration with another attention mask."""
         return replace(self, attention=attention)
 
     def to_dict(self) -> dict[str, Any]:
+        """Converts the configuration to JSON values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> NetConfig:
-        """Inverse of :meth:`to_dict`. Raises TypeError for missing or unknown names."""
+        """Makes a configuration from what :meth:`to_dict` returned. Raises TypeError for missing or unknown names."""
         towers = {name: TowerConfig(**values[name]) for name in ("featurizer", "fused_featurizer")}
         return cls(**{**values, **towers})
 

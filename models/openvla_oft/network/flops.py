@@ -13,7 +13,7 @@ from .config import N_BINS, NetConfig, TowerConfig
 
 @dataclass(frozen=True)
 class Flops:
-    """FLOPs of one row's forward pass."""
+    """FLOPs of one row's forward pass, by part of the network."""
 
     vision: int
     projector: int  # projector, with the proprio token
@@ -27,7 +27,7 @@ class Flops:
 
 
 def forward_flops(net: NetConfig, prompt_tokens: int) -> Flops:
-    """FLOPs of one row's forward pass.
+    """Counts the FLOPs of one row's forward pass.
 
     Args:
         prompt_tokens: length of the prompt with BOS and padding.
@@ -45,7 +45,7 @@ def forward_flops(net: NetConfig, prompt_tokens: int) -> Flops:
 
 
 def training_flops(net: NetConfig, prompt_tokens: int, lora: bool, checkpointing: bool) -> int:
-    """FLOPs of one row's forward and backward pass.
+    """Counts the FLOPs of one row's forward and backward pass.
 
     The backward pass costs one forward pass for the gradients of activations and, unless the weights are frozen, one
     for the gradients of weights. Recomputation costs one more.

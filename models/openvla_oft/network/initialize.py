@@ -18,7 +18,8 @@ from .config import NetConfig
 def initialize(
     module: nn.Module, config: NetConfig, seed: int, prefix: str = "", dtype: torch.dtype = torch.float32
 ) -> None:  # fmt: skip
-    """Fill every parameter of ``module`` in place. Its old values do not matter; it may come from ``to_empty``.
+    """Fills every parameter of ``module`` with random values, in place. Its old values do not matter; it may come from
+    ``to_empty``.
 
     Args:
         dtype: of a weight before it is put in 8 or 4 bits.

@@ -18,7 +18,8 @@ from .config import N_BINS, NetConfig
 
 
 def llama_config(config: NetConfig, attn_implementation: str) -> LlamaConfig:
-    """LlamaConfig with every value written out: the checkpoints rely on defaults, and those differ elsewhere."""
+    """Makes a LlamaConfig with every value written out: the checkpoints rely on defaults, and those differ
+    elsewhere."""
     return LlamaConfig(  # type: ignore[call-arg]
         vocab_size=config.padded_vocab,
         hidden_size=config.hidden_size,
@@ -37,6 +38,8 @@ def llama_config(config: NetConfig, attn_implementation: str) -> LlamaConfig:
 
 
 class LanguageModel(nn.Module):
+    """The language model: a Llama whose attention mask may be bidirectional."""
+
     def __init__(self, config: NetConfig, attn_implementation: str = "sdpa") -> None:
         super().__init__()
         self.causal = config.attention == "causal"
@@ -50,12 +53,12 @@ class LanguageModel(nn.Module):
         return self.model.embed_tokens(ids)
 
     def set_attention(self, attention: str) -> None:
-        """Set the mask to ``bidirectional`` or ``causal`` from the next call on."""
+        """Sets the mask to ``bidirectional`` or ``causal`` from the next call on."""
         self.causal = attention == "causal"
         self.model.config.is_causal = self.causal
 
     def forward(self, embeddings: Tensor, present: Tensor | None, cache: DynamicCache | None = None) -> Tensor:
-        """Final hidden states.
+        """Computes final hidden states: embeddings [B, S, d] → [B, S, d].
 
         Args:
             embeddings: [B, S, d].
@@ -76,10 +79,12 @@ class LanguageModel(nn.Module):
         return output.last_hidden_state
 
     def new_cache(self) -> DynamicCache:
+        """Makes an empty cache of keys and values."""
         return DynamicCache(config=self.model.config)
 
     def action_logits(self, hidden: Tensor) -> Tensor:
-        """Logits of the 256 action tokens only: [B, T, d] → float32 [B, T, 256]. Adapters on lm_head are applied.
+        """Computes logits of the 256 action tokens only: [B, T, d] → float32 [B, T, 256]. Adapters on
+        lm_head are applied.
 
         They are always float32: near 10 the steps of bf16 are 0.06, as large as a policy update.
         """
@@ -87,7 +92,7 @@ class LanguageModel(nn.Module):
             return sliced_linear(self.lm_head, hidden, self.action_rows)
 
     def rebuild_rotary(self) -> None:
-        """Compute the rotary frequencies. Checkpoints lack them, and on the meta device they get no values."""
+        """Computes the rotary frequencies. Checkpoints lack them, and on the meta device they get no values."""
         self.model.rotary_emb = LlamaRotaryEmbedding(self.model.config)
 
     def _mask(self, present: Tensor, dtype: torch.dtype, cached: int) -> Tensor:

@@ -25,6 +25,8 @@ from .vision import VisionBackbone
 
 
 class ReadOut(NamedTuple):
+    """What a forward pass gives: hidden states and logits of the action tokens."""
+
     hidden: Tensor  # [B, T, d]; hidden[:, 0] belongs to the last prompt token
     logits: Tensor  # float32 [B, T, 256], of token ids first_action_id … first_action_id + 255
 
@@ -39,7 +41,8 @@ class Inputs(NamedTuple):
 
 
 class OpenVLAOFT(nn.Module):
-    """The whole network. Parameters have the checkpoints' names; ``proprio_projector`` is a separate file there."""
+    """The whole OpenVLA-OFT network. Parameters have the checkpoints' names; ``proprio_projector`` is a separate file
+    there."""
 
     def __init__(self, config: NetConfig, eos_id: int, attn_implementation: str = "sdpa") -> None:
         super().__init__()
@@ -59,7 +62,8 @@ class OpenVLAOFT(nn.Module):
         proprio: Tensor | None = None,
         tokens: Tensor | None = None,
     ) -> ReadOut:
-        """One pass over the whole sequence; the first four arguments are those of :class:`Inputs`.
+        """Computes hidden states and action logits of B observations in one pass. The first four arguments are those of
+        :class:`Inputs`; ``tokens`` are the decoded action tokens.
 
         Args:
             tokens: int64 [B, T], the decoded tokens; only autoregressive networks read them.
@@ -74,7 +78,7 @@ class OpenVLAOFT(nn.Module):
         return ReadOut(read, self.language_model.action_logits(read))
 
     def generate(self, inputs: Inputs, choose: Callable[[Tensor, int], Tensor]) -> tuple[ReadOut, Tensor]:
-        """Decode token by token with cached keys and values.
+        """Decodes action tokens one by one with cached keys and values; ``choose`` picks each from logits.
 
         Args:
             choose: (logits float32 [B, 1, 256], position 0 … T−1) → class int64 [B, 1].
@@ -96,7 +100,7 @@ class OpenVLAOFT(nn.Module):
         return ReadOut(torch.cat(hidden, 1), torch.cat(logits, 1)), torch.cat(classes, 1)
 
     def set_attention(self, attention: str) -> None:
-        """Change the mask of a built network, e.g. after a probe of its checkpoint."""
+        """Changes the mask of a built network, e.g. after a probe of its checkpoint."""
         self.net = self.net.with_attention(attention)
         self.language_model.set_attention(attention)
 

@@ -18,6 +18,8 @@ EPS = 1e-6
 
 
 class PatchEmbed(nn.Module):
+    """Convolution that embeds the patches of an image."""
+
     def __init__(self, patch_size: int, width: int) -> None:
         super().__init__()
         self.proj = nn.Conv2d(3, width, kernel_size=patch_size, stride=patch_size)
@@ -28,6 +30,8 @@ class PatchEmbed(nn.Module):
 
 
 class Attention(nn.Module):
+    """Self-attention of a vision transformer."""
+
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -43,6 +47,8 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
+    """MLP of a vision transformer's block."""
+
     def __init__(self, width: int, mlp_width: int) -> None:
         super().__init__()
         self.fc1 = nn.Linear(width, mlp_width)
@@ -53,7 +59,7 @@ class Mlp(nn.Module):
 
 
 class LayerScale(nn.Module):
-    """A factor per channel. Checkpoints call it ``scale_factor``, timm ``gamma``."""
+    """Scales each channel by a learnt factor. Checkpoints call it ``scale_factor``, timm ``gamma``."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -64,7 +70,8 @@ class LayerScale(nn.Module):
 
 
 class Block(nn.Module):
-    """One transformer block, with FiLM between attention and MLP as in OFT+ (Perez et al., arXiv 1709.07871).
+    """One block of a vision transformer, with FiLM between attention and MLP as in OFT+ (Perez et al.,
+    arXiv 1709.07871).
 
     Args:
         language_width: width of the modulating embedding; 0 = no modulation.

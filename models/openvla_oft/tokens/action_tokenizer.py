@@ -27,7 +27,7 @@ ENTRIES = {BOUNDS_Q99: ("q01", "q99"), BOUNDS: ("min", "max")}
 
 
 class ActionTokenizer:
-    """Converts normalised actions, numpy or torch alike.
+    """Converts normalised actions to token ids and back, numpy or torch alike.
 
     Args:
         vocab_size: unpadded vocabulary; the action tokens are its last 256 ids (31744 … 31999 of 32000).
@@ -56,7 +56,7 @@ class ActionTokenizer:
 
 @dataclass(frozen=True)
 class Range:
-    """Maps [low, high] of each dimension to [−1, 1]; dimensions outside ``mask`` are not scaled."""
+    """Scales [low, high] of each dimension to [−1, 1] and back; dimensions outside ``mask`` are not scaled."""
 
     low: tuple[float, ...]  # [D], 1 % quantile or minimum of the data
     high: tuple[float, ...]  # [D], 99 % quantile or maximum
@@ -65,7 +65,7 @@ class Range:
 
     @classmethod
     def from_statistics(cls, statistics: Mapping[str, Any], what: str, kind: str = BOUNDS_Q99) -> Range:
-        """Read one block of a dataset_statistics.json: the two entries of ``kind`` and, for actions, mask.
+        """Reads one block of a dataset_statistics.json: the two entries of ``kind`` and, for actions, mask.
 
         Raises:
             CheckpointError: an entry is missing, its dimensions do not belong together, a number is not finite, or a
@@ -77,7 +77,7 @@ class Range:
         return cls(tuple(low), tuple(high), tuple(mask), kind)
 
     def to_statistics(self) -> dict[str, list[Any]]:
-        """Inverse of :meth:`from_statistics`."""
+        """Converts back to what :meth:`from_statistics` reads."""
         ends = dict(zip(ENTRIES[self.kind], (list(self.low), list(self.high)), strict=True))
         return {**ends, "mask": list(self.mask), **constant_dimensions(self.low, self.high, self.mask)}
 
@@ -108,7 +108,7 @@ def _missing_entries(statistics: Mapping[str, Any], what: str, kind: str) -> Che
 
 
 def gripper_to_env(actions: Tensor, setup: str) -> Tensor:
-    """Convert the last dimension from the datasets' convention (0 closed … 1 open) to the env's.
+    """Converts the gripper, the last dimension, from the datasets' convention (0 closed … 1 open) to the env's.
 
     libero: −1 opens, +1 closes (robosuite). bridge: +1 opens, −1 closes (SimplerEnv, ManiSkill). none: unchanged.
     """
@@ -123,7 +123,8 @@ def gripper_to_env(actions: Tensor, setup: str) -> Tensor:
 
 
 def gripper_from_env(actions: Tensor, setup: str) -> Tensor:
-    """Inverse of :func:`gripper_to_env`, for demonstrations: the env's convention → 0 closed … 1 open."""
+    """Converts the gripper of demonstrations from the env's convention to 0 closed … 1 open: the inverse of
+    :func:`gripper_to_env`."""
     if setup == "none":
         return actions
     gripper = (1 + (-1 if setup == "libero" else 1) * actions[..., -1:]) / 2

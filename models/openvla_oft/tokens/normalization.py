@@ -31,19 +31,20 @@ KEY = "action_normalization"
 
 @dataclass(frozen=True)
 class Normalization:
-    """A kind of normalisation."""
+    """Which statistics bound a dimension's range (quantiles, or minimum and maximum), and why they do."""
 
     kind: str = BOUNDS_Q99
     reason: str = field(default="the default", compare=False)  # explains to the user how the kind was found
 
     @classmethod
     def asked(cls, key: str) -> Normalization:
-        """Returns the kind without a checkpoint: ``actor.model.action_normalization``; auto means the default."""
+        """Chooses the kind of bounds without a checkpoint, by ``actor.model.action_normalization``; auto means the
+        default."""
         return cls() if key == AUTO else cls(key, "as configured")
 
     @classmethod
     def of_checkpoint(cls, folder: Folder, action: Mapping[str, Any], key: str, net: NetConfig) -> Normalization:
-        """The kind of ``folder``.
+        """Chooses the kind of bounds for a checkpoint's folder.
 
         Args:
             action: the folder's statistics of actions.
@@ -61,7 +62,7 @@ class Normalization:
         return cls(said, "as policy.json says")
 
     def of_statistics(self, action: Mapping[str, Any], key: str) -> Normalization:
-        """The kind for other statistics of actions.
+        """Chooses the kind of bounds for other statistics of actions.
 
         It is the same one, unless ``key`` is auto and ``action`` has only the other kind's entries. Statistics that
         come back from a run have only one kind.
@@ -110,7 +111,8 @@ def _kinds(block: Mapping[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Ranges of the training data. Without them (None) actions use the env's range and the state stays unscaled."""
+    """Ranges of the training data, by which actions and state are scaled. Without them (None) actions use the env's
+    range and the state stays unscaled."""
 
     name: str = "env"
     action: Range | None = None
@@ -121,7 +123,7 @@ class Statistics:
     def from_block(
         cls, name: str, values: Mapping[str, Any], net: NetConfig, normalization: Normalization
     ) -> Statistics:
-        """Read one entry of a dataset_statistics.json.
+        """Reads one entry of a dataset_statistics.json.
 
         Raises:
             CheckpointError: its dimensions do not fit ``net``, or entries of this kind of normalisation are missing.
@@ -140,26 +142,26 @@ class Statistics:
         return cls(name, action, proprio, normalization)
 
     def with_gripper(self, low: float, high: float) -> Statistics:
-        """The same statistics with another range of the last action dimension."""
+        """Returns the same statistics with another range of the last action dimension."""
         assert self.action is not None
         lows, highs = (*self.action.low[:-1], low), (*self.action.high[:-1], high)
         return replace(self, action=replace(self.action, low=lows, high=highs))
 
     def as_text(self) -> dict[str, str]:
-        """``{"statistics": JSON}`` for a checkpoint, or nothing if the env's range is used."""
+        """Encodes the statistics for a checkpoint, ``{"statistics": JSON}``; nothing if the env's range is used."""
         ranges = {"action": self.action, "proprio": self.proprio}
         blocks = {key: value.to_statistics() for key, value in ranges.items() if value is not None}
         return {"statistics": json.dumps({"name": self.name, **blocks})} if self.action is not None else {}
 
     def describe(self) -> str:
-        """Name, kind and how the kind was found, for the user."""
+        """Describes the ranges for the user: name, kind, and how the kind was found."""
         if self.action is None:
             return "the env's action range"
         return f"'{self.name}', {self.normalization.kind} ({self.normalization.reason})"
 
 
 def action_block(name: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The statistics of actions. Raises CheckpointError if there are none."""
+    """Returns the actions' block of a dataset's statistics. Raises CheckpointError if there is none."""
     if not isinstance(values, Mapping) or not isinstance(values.get("action", {}), Mapping):
         raise CheckpointError(
             f"statistics '{name}' are {str(values)[:60]!r}, expected an entry 'action' with lists by name",

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...shared.constants import constant, kept
+from ...shared.constants import cached, constant
 from ...shared.precision import without_autocast
 
 CROP_AREA = 0.9  # the centre crop of OFT's evaluation keeps this share of the area
@@ -27,12 +27,13 @@ TEMPLATE = "In: What action should the robot take to {}?\nOut:"  # the instructi
 
 
 def prompt(instruction: str) -> str:
-    """Gives the text before the action. Tokenisation adds BOS in front and the token '▁' behind."""
+    """Makes OpenVLA's prompt of an instruction: the text before the action. Tokenisation adds BOS in front and the
+    token '▁' behind."""
     return TEMPLATE.format(instruction.lower())
 
 
 def centre_crop(images: Tensor, area: float = CROP_AREA) -> Tensor:
-    """Cut out the middle and enlarge it to the old size: float [B, 3, H, W] → the same shape.
+    """Crops the middle of images and enlarges it to the old size: float [B, 3, H, W] → the same shape.
 
     Samples bilinearly with the corners of the crop on pixel centres, as TensorFlow's crop_and_resize does.
     """
@@ -43,15 +44,16 @@ def centre_crop(images: Tensor, area: float = CROP_AREA) -> Tensor:
 
 
 def resize(images: Tensor, size: int) -> Tensor:
-    """Float [B, 3, H, W] in [0, 255] → [B, 3, size, size]: bicubic with antialiasing, squashed if not square."""
+    """Resizes float [B, 3, H, W] in [0, 255] to [B, 3, size, size]: bicubic with antialiasing, squashed if
+    not square."""
     if images.shape[-2:] == (size, size):
         return images
     return F.interpolate(images, (size, size), mode="bicubic", antialias=True, align_corners=False).clamp(0.0, 255.0)
 
 
 def resize_by_products(images: Tensor, size: int) -> Tensor:
-    """Like :func:`resize`, as two products of matrices, for formats that have no such resizing. It sums in another
-    order: a level that lies at a half within rounding may become the next one."""
+    """Resizes like :func:`resize`, by two products of matrices, for formats that have no such resizing. It sums in
+    another order: a level that lies at a half within rounding may become the next one."""
     if images.shape[-2:] == (size, size):
         return images
     rows, columns = (bicubic_weights(length, size, images.device) for length in images.shape[-2:])
@@ -59,9 +61,9 @@ def resize_by_products(images: Tensor, size: int) -> Tensor:
     return (rows @ across.double()).float().clamp(0.0, 255.0)
 
 
-@kept
+@cached
 def bicubic_weights(length: int, size: int, device: torch.device) -> Tensor:
-    """Weights of ``length`` old pixels in each of ``size`` new ones, as :func:`resize` has them: float64
+    """Computes the weights of ``length`` old pixels in each of ``size`` new ones, as :func:`resize` has them: float64
     [size, length]."""
     with torch.inference_mode(False):
         one_hot = torch.eye(length)[None, None]  # row i lights pixel i
@@ -70,16 +72,17 @@ def bicubic_weights(length: int, size: int, device: torch.device) -> Tensor:
 
 
 def resize_lanczos3(images: Tensor, size: int) -> Tensor:
-    """Like :func:`resize`, with the kernel of ``tf.image.resize(method="lanczos3", antialias=True)``."""
+    """Resizes like :func:`resize`, with the kernel of ``tf.image.resize(method="lanczos3", antialias=True)``."""
     if images.shape[-2:] == (size, size):
         return images
     rows, columns = (lanczos3_weights(length, size, images.device) for length in images.shape[-2:])
     return (rows @ images @ columns.T).clamp(0.0, 255.0)
 
 
-@kept
+@cached
 def lanczos3_weights(length: int, size: int, device: torch.device) -> Tensor:
-    """Weights of ``length`` old pixels in each of ``size`` new ones: float32 [size, length], rows sum to 1."""
+    """Computes the weights of ``length`` old pixels in each of ``size`` new ones: float32 [size, length],
+    rows sum to 1."""
     with torch.inference_mode(False):
         scale = length / size
         centres = (torch.arange(size, dtype=torch.float64) + 0.5) * scale - 0.5

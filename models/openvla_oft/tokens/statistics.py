@@ -16,12 +16,12 @@ FIX = "use the statistics of the checkpoint's own training data (its source has 
 
 
 def read_range(
-    block: Mapping[str, Any], what: str, names: tuple[str, str]
+    block: Mapping[str, Any], kind: str, names: tuple[str, str]
 ) -> tuple[Sequence[float], Sequence[float], Sequence[bool]]:
-    """Reads low end, high end and mask of each dimension.
+    """Reads low end, high end and mask of each dimension from a block of statistics.
 
     Args:
-        what: action or proprio, for errors.
+        kind: action or proprio, for errors.
         names: of the entries for low and high, which are there.
 
     Raises:
@@ -29,29 +29,29 @@ def read_range(
     """
     for pair in PAIRS:
         if all(name in block for name in pair):
-            _check_order(block, what, pair)
-    low, high = (_numbers(block[name], what, name) for name in names)
-    return low, high, _mask_of(block, what, len(low))
+            _check_order(block, kind, pair)
+    low, high = (_numbers(block[name], kind, name) for name in names)
+    return low, high, _mask_of(block, kind, len(low))
 
 
-def check_constant(block: Mapping[str, Any], what: str, names: tuple[str, str]) -> None:
-    """Refuse a scaled dimension whose ends are equal, unless the block shows elsewhere that the data never move it.
+def check_constant(block: Mapping[str, Any], kind: str, names: tuple[str, str]) -> None:
+    """Refuses a scaled dimension whose ends are equal, unless the block shows elsewhere that the data never move it.
 
     Raises:
         CheckpointError: there is one: each token would mean the same action.
     """
-    low, high, mask = read_range(block, what, names)
+    low, high, mask = read_range(block, kind, names)
     for dimension, (a, b, scaled) in enumerate(zip(low, high, mask, strict=True)):
         if scaled and a == b and not _is_constant(block, dimension, names):
             raise CheckpointError(
-                f"{what} {names[0]}[{dimension}] and {names[1]}[{dimension}] are both {a:g}: every token of this "
+                f"{kind} {names[0]}[{dimension}] and {names[1]}[{dimension}] are both {a:g}: every token of this "
                 "dimension would mean the same",
                 f'{FIX}; if the data really never move it, say so: "{CONSTANT}" with true for this dimension',
             )
 
 
 def constant_dimensions(low: Sequence[float], high: Sequence[float], mask: Sequence[bool]) -> dict[str, list[bool]]:
-    """The entry that says which scaled dimensions are never moved; nothing if there is none."""
+    """Makes the statistics' entry that names scaled dimensions which never move; nothing if there is none."""
     found = [scaled and a == b for a, b, scaled in zip(low, high, mask, strict=True)]
     return {CONSTANT: found} if any(found) else {}
 

@@ -65,7 +65,8 @@ class PromptTokenizer(PromptIds):
     def table(
         self, instructions: Sequence[str], limit: int | None = None, least: int = 0
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Prompts of all tasks at one length L: a row's result cannot depend on its batch (see :func:`padded`).
+        """Encodes the prompts of all tasks, padded to one length L: a row's result cannot depend on its batch (see
+        :func:`padded`).
 
         Args:
             limit: most tokens of a prompt; None = no limit.

@@ -41,7 +41,7 @@ TREES = re.compile(r'[\w.\[\]{}:,"\\ -]*')  # how inputs and outputs are nested,
 
 
 def check_archive(path: Path) -> None:
-    """Raises CheckpointError if the file holds anything beside what is listed above."""
+    """Raises CheckpointError if an exported program's file holds anything beside what is listed above."""
     reader = PT2ArchiveReader(str(path))
     names = reader.get_file_names()
     if unknown := [name for name in names if not FILES.fullmatch(name)]:

@@ -45,7 +45,7 @@ OUTPUTS = ("actions", "action_tokens", "logprobs")
 
 @dataclass(frozen=True)
 class PromptFacts:
-    """Facts that turn an instruction into the ids of a prompt (:class:`..prompts.PromptIds`)."""
+    """How an instruction becomes the ids of a prompt (:class:`..prompts.PromptIds`)."""
 
     template: str  # prompt with {} for the instruction
     lower: bool  # True: the instruction is put in lower case
@@ -55,12 +55,13 @@ class PromptFacts:
     max_tokens: int  # most tokens of a prompt
 
     def text(self, instruction: str) -> str:
+        """Returns the prompt's text for an instruction."""
         return self.template.replace("{}", instruction.lower() if self.lower else instruction)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Content of ``program.json``."""
+    """Content of ``program.json``, which describes an exported program."""
 
     format: str  # a key of FORMATS
     env: EnvSpec  # the env that the policy was bound to

@@ -13,7 +13,7 @@ LEVELS = 127
 
 
 class Int8Linear(nn.Module):
-    """A linear layer with rounded weights.
+    """A linear layer whose weights are rounded to int8, with a scale for each output.
 
     Args:
         layer: a float32 layer, which stays as it is.
@@ -32,7 +32,7 @@ class Int8Linear(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The rounded weights: float32 [out, in]."""
+        """The weights that the codes stand for: float32 [out, in]."""
         return self.quantized.float() * self.scale.unsqueeze(1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class Int8Linear(nn.Module):
 
 
 def quantize_linears(module: nn.Module) -> int:
-    """Replace every linear layer inside ``module``; return how many there were."""
+    """Replaces every linear layer inside ``module`` by an int8 one; returns how many there were."""
     found = [(name, layer) for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
     for name, layer in found:
         parent, _, leaf = name.rpartition(".")

@@ -18,7 +18,7 @@ from .faster import FastProgram
 
 
 class Program(Protocol):
-    """Interface of a program: it can be called."""
+    """Interface of an exported program: it is called with tensors and returns tensors."""
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run it.
@@ -59,7 +59,7 @@ def open_program(kind: str, folder: Path, threads: int | None = None) -> Program
 
 
 class TracedProgram:
-    """A program of torch.export."""
+    """Runs a program of torch.export."""
 
     def __init__(self, path: Path) -> None:
         check_archive(path)
@@ -74,7 +74,7 @@ class TracedProgram:
 
 
 class CompiledProgram:
-    """A package of AOTInductor: machine code."""
+    """Runs a package of AOTInductor: machine code."""
 
     def __init__(self, path: Path) -> None:
         import torch._inductor
@@ -87,7 +87,7 @@ class CompiledProgram:
 
 
 class OnnxProgram:
-    """A program of ONNX, run by onnxruntime."""
+    """Runs a program of ONNX, by onnxruntime."""
 
     def __init__(self, path: Path, threads: int) -> None:
         if importlib.util.find_spec("onnxruntime") is None:

@@ -28,7 +28,7 @@ ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 
 
 def check_tools(kind: str) -> None:
-    """Raises ConfigError if this machine lacks what writes ``kind``, with what to install."""
+    """Raises ConfigError if this machine lacks the packages that write ``kind``, with what to install."""
     missing = [name for name in ONNX_PACKAGES if importlib.util.find_spec(name) is None]
     if kind == "onnx" and missing:
         raise ConfigError(f"--format onnx needs the packages {', '.join(missing)}", "pip install 'embodied-rl[export]'")
@@ -41,7 +41,7 @@ def check_tools(kind: str) -> None:
 
 
 def trace(module: nn.Module, inputs: Mapping[str, Tensor], most_tokens: int) -> ExportedProgram:
-    """Trace ``module(*inputs)`` for any number of rows and any length of the prompt.
+    """Traces ``module(*inputs)`` for any number of rows and any length of the prompt.
 
     The module is called once before. So what it keeps between calls (small constants) is made of real tensors.
 
@@ -57,7 +57,7 @@ def trace(module: nn.Module, inputs: Mapping[str, Tensor], most_tokens: int) -> 
 
 
 def write(kind: str, module: nn.Module, inputs: Mapping[str, Tensor], most_tokens: int, folder: Path) -> list[str]:
-    """Trace ``module`` and write it; return the names of the files.
+    """Traces ``module`` and writes the program; returns the names of the files.
 
     Args:
         kind: a key of :data:`.facts.FORMATS`.

@@ -50,7 +50,7 @@ MERGE = (
 
 
 def read_adapter(folder: Path) -> dict[str, Tensor]:
-    """Tensors of an adapter by their names in the network, without peft's and other programs' prefixes.
+    """Reads an adapter's tensors by their names in the network, without peft's and other programs' prefixes.
 
     Raises:
         CheckpointError: no adapter in the folder, or numbers are not finite.
@@ -94,8 +94,8 @@ MERGE_OFT = (
 )
 
 
-def check_plain(said: Mapping[str, Any], folder: Path, merge: str) -> None:
-    """Refuse an adapter that is more than LoRA.
+def check_plain(config: Mapping[str, Any], folder: Path, merge: str) -> None:
+    """Refuses an adapter whose configuration asks for more than plain LoRA.
 
     Args:
         merge: how to merge it, :data:`MERGE` or another text.
@@ -104,16 +104,16 @@ def check_plain(said: Mapping[str, Any], folder: Path, merge: str) -> None:
         CheckpointError: its configuration asks for what is not computed here.
     """
     for key, plain in PLAIN.items():
-        value = said.get(key)
+        value = config.get(key)
         if not any(value is one or value == one for one in plain):
             why = WHY.get(key, "it is computed in another way than W x + s · B A x")
             raise CheckpointError(
                 f"{folder / CONFIG} says {key} {str(value)[:60]!r}, which is not computed here: {why}",
-                merge_fix(said, folder, merge),
+                merge_fix(config, folder, merge),
             )
 
 
-def merge_fix(said: Mapping[str, Any], folder: Path, merge: str) -> str:
-    """Fills the known names into ``merge``, which says how an adapter is merged into its network."""
-    base = said.get("base_model_name_or_path") or "NETWORK"
+def merge_fix(config: Mapping[str, Any], folder: Path, merge: str) -> str:
+    """Formats ``merge``, the sentence on how an adapter is merged into its network, with the names that are known."""
+    base = config.get("base_model_name_or_path") or "NETWORK"
     return merge.format(base=base, folder=folder)

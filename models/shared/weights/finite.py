@@ -19,7 +19,7 @@ HEADS = ("embed_tokens.weight", "lm_head.weight")
 
 
 def extremes(tensor: Tensor) -> tuple[float, float] | None:
-    """Smallest and largest number, NaN if there is one; None if there is nothing to look at.
+    """Returns the smallest and the largest number of a tensor, NaN if there is one; None for an empty tensor.
 
     One pass over the numbers as they are stored: a sum could overflow in 16 bits, and ``isfinite`` writes a second
     tensor.
@@ -32,7 +32,7 @@ def extremes(tensor: Tensor) -> tuple[float, float] | None:
 
 
 def check_numbers(tensor: Tensor, name: str, file: Path) -> None:
-    """Refuse a tensor that no network can work with.
+    """Refuses a tensor with NaN or infinity, and an embedding or head of zeros.
 
     Raises:
         CheckpointError: a number is NaN or infinite, or all numbers of an embedding or a head are 0.
@@ -50,7 +50,7 @@ def check_numbers(tensor: Tensor, name: str, file: Path) -> None:
 
 
 def check_range(tensor: Tensor, name: str, dtype: torch.dtype) -> None:
-    """Raises CheckpointError if numbers of a tensor are finite, and too large for ``dtype``."""
+    """Raises CheckpointError if finite numbers of a tensor are too large for ``dtype``."""
     found = extremes(tensor)
     largest = 0.0 if found is None else max(abs(end) for end in found)
     if torch.finfo(dtype).max < largest < torch.inf:

@@ -26,7 +26,7 @@ class Misfit:
     shapes: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]  # name → in the files, in the network
 
     def check(self, folder: Path, config: Any, key: str) -> None:
-        """Raises CheckpointError if there are any.
+        """Raises CheckpointError if any names or shapes differ.
 
         Args:
             config: of the network, as transformers has it.
@@ -103,7 +103,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def fix_of_names(missing: Sequence[str], unknown: Sequence[str]) -> str:
-    """Returns the fix where the same tensors bear other names.
+    """Returns the fix for weights whose tensors have other names.
 
     Args:
         missing: names that the network has, and the files lack.

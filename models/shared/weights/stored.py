@@ -8,7 +8,7 @@ from pathlib import Path
 
 from embodied.errors import CheckpointError
 from embodied.lib.files import read_json
-from embodied.weights.formats import check_formats, check_said
+from embodied.weights.formats import check_declared, check_formats
 from embodied.weights.header import Entry
 from embodied.weights.listing import read_headers
 from embodied.weights.naming import check_merged, plain_names
@@ -18,7 +18,7 @@ ADAPTER = "adapter_config.json"
 
 @dataclass(frozen=True)
 class Stored:
-    """Weights in files of safetensors."""
+    """Weights in a folder of safetensors files, not loaded yet."""
 
     folder: Path
     headers: Mapping[Path, Mapping[str, Entry]]
@@ -46,19 +46,20 @@ class Stored:
 
     @property
     def files(self) -> list[Path]:
+        """The files that hold tensors."""
         return list(self.headers)
 
     @property
     def renamed(self) -> bool:
-        """True if a name in the files is not the plain one."""
+        """Whether a name in the files differs from the plain one."""
         return any(name != plain for name, plain in self.plain.items())
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each tensor by its plain name."""
+        """Returns the shape of each tensor by its plain name."""
         return {self.plain[name]: entry.shape for header in self.headers.values() for name, entry in header.items()}
 
     def place(self, plain: str) -> tuple[Path, str] | None:
-        """File and name in it of a tensor; None if there is none of this name."""
+        """Returns the file of a tensor and its name in it; None if there is none of this plain name."""
         for file, header in self.headers.items():
             for name in header:
                 if self.plain[name] == plain:
@@ -69,7 +70,7 @@ class Stored:
 def check_config(folder: Path) -> None:
     """Raises CheckpointError if config.json says that the weights are quantised."""
     file = folder / "config.json"
-    check_said(read_json(file) if file.is_file() else {}, file)
+    check_declared(read_json(file) if file.is_file() else {}, file)
 
 
 def check_no_adapter(folder: Path, key: str) -> None:

@@ -78,7 +78,7 @@ def computed(case: Case, teams: Teams) -> dict[str, Tensor]:
     policy = make(case.kind, case.sizes, **case.keys)
     if policy.value_head is not None:
         torch.nn.init.normal_(policy.value_head.weight)
-    parallel = Replicas(policy, Group() if teams.own.size == 1 else teams.own, teams=teams)
+    parallel = Replicas(policy, Group() if teams.team.size == 1 else teams.team, teams=teams)
     with parallel.splitting():
         found = policy.evaluate(records_of(policy, case.texts), case.sampling, case.distribution)
         given = {"logprobs": found.logprobs, "entropy": found.entropy, "value": found.value}

@@ -25,7 +25,7 @@ CHOICES = 5  # number of choices of each element, in a made-up distribution
 
 @dataclass(frozen=True)
 class Case:
-    """n made-up records of two sequences, all of them in one optimizer batch, on one device."""
+    """Made-up input to try a loss term on: n records of two sequences in one optimizer batch, on one device."""
 
     setup: Setup
     batch: OptimizerBatch
@@ -51,7 +51,7 @@ class Case:
         return Forward(part, records, result, reference, new, old, untrained=False)
 
     def with_other_values(self) -> Case:
-        """The same records with other numbers wherever nothing counts."""
+        """Copies the records with other numbers wherever nothing counts, which no term may read."""
         layout, level = self.setup.layout, self.setup.algorithm.logprob_type
         counted, mask = layout.element_mask(self.batch.counts), layout.mask(self.batch.counts, level)
         rewarded = self.setup.rewards.mask(self.batch.counts)
@@ -66,7 +66,7 @@ class Case:
 
 
 def tensors(seen: Forward) -> Iterator[tuple[str, Tensor]]:
-    """Yields the tensors that all terms share, by name: none may change them."""
+    """Yields the tensors of a forward pass that all terms share, by name: none may change them."""
     yield from (("new", seen.new), ("old", seen.old))
     for name in ("mask", "weights", "advantages", "positive", "drift", "value_targets", "proximal"):
         if (values := getattr(seen.batch, name)) is not None:
@@ -95,7 +95,8 @@ def usual_setup() -> Setup:
 
 
 def make_case(setup: Setup, needs: frozenset[Need], step: float, device: torch.device, fields: Fields | None) -> Case:
-    """Makes records whose log-probs differ from those at action time by ``step`` nats at the most."""
+    """Makes the input to try a loss term on: records whose log-probs differ from those at action time by at most
+    ``step`` nats."""
     layout, spec, n = setup.layout, setup.spec, RECORDS
     counts = _counts(setup)
     inputs = made_up(layout.size, step)

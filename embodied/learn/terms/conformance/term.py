@@ -15,7 +15,7 @@ from torch import Tensor
 
 from embodied.algorithms.conformance.blame import blame
 from embodied.algorithms.conformance.inputs import LITTLE, MUCH, STEPS
-from embodied.algorithms.conformance.isolation import copied, one_line, random_state_kept, seed_all
+from embodied.algorithms.conformance.isolation import isolated_copy, one_line, random_state_kept, seed_all
 from embodied.errors import ConfigError, EmbodiedError
 from embodied.learn.terms.conformance.records import Case, Fields, make_case, tensors, usual_setup
 from embodied.learn.terms.custom import check_members, check_needs
@@ -78,7 +78,7 @@ class _Check:
 
     def _weighted(self, case: Case) -> Case:
         n = len(case.batch)
-        weights = self._guarded(lambda: copied(self._term).weights(case.batch))
+        weights = self._guarded(lambda: isolated_copy(self._term).weights(case.batch))
         if not isinstance(weights, Tensor) or weights.dtype != torch.float32 or weights.shape[:1] != (n,):
             raise self._wrong(f"gives weights {_shown(weights)}", f"float32 [{n}, …]", "give batch.weights")
         if not bool(weights.isfinite().all()):
@@ -149,7 +149,7 @@ class _Check:
     def _kept(self, case: Case) -> Tensor:
         """The records that get a gradient, as the term says it: bool [n]."""
         batch, n = case.batch, len(case.batch)
-        kept = self._guarded(lambda: copied(self._term).carries_gradient(batch, *batch.of_terms))
+        kept = self._guarded(lambda: isolated_copy(self._term).carries_gradient(batch, *batch.of_terms))
         if not isinstance(kept, Tensor) or kept.dtype != torch.bool or kept.shape != (n,):
             raise self._wrong(f"gives carries_gradient() {_shown(kept)}", f"bool [{n}]", ALL_RECORDS)
         return kept
@@ -253,7 +253,7 @@ class _Check:
     def _call(self, seen: Forward, seed: int = 0) -> Share:
         """Calls a copy of the term, with global generators at ``seed``."""
         seed_all(seed)
-        share = self._guarded(lambda: copied(self._term).share(seen, *seen.batch.of_terms))
+        share = self._guarded(lambda: isolated_copy(self._term).share(seen, *seen.batch.of_terms))
         if not isinstance(share, Share):
             raise self._wrong(
                 f"gives a {type(share).__name__}", "a Share", "write return Share((loss * weights).sum())"

@@ -17,7 +17,7 @@ LOWEST = 19  # priority beside a run
 
 
 class Beside:
-    """A running program of its own, beside the run.
+    """A child process that works beside the run, e.g. an export; ``behind``: with the lowest priority.
 
     Args:
         behind: other work has the cores first.
@@ -39,17 +39,17 @@ class Beside:
         return self._process.runs()
 
     def hurry(self) -> None:
-        """Gives it, and what it has started, the priority of this process, which now waits for it. Only a privileged
-        user may do so; else it stays where it is."""
+        """Raises the process's priority to that of the run, which now waits for it. Only a privileged user may do so;
+        else it stays where it is."""
         with suppress(OSError):
             os.setpriority(os.PRIO_PGRP, self._process.pid, os.getpriority(os.PRIO_PROCESS, 0))
 
     def wait(self) -> None:
-        """Blocks until it ends."""
+        """Blocks until the process ends."""
         self._process.wait()
 
     def failure(self) -> str:
-        """Error of a program that failed, with the fix, or its last lines; empty if it did not fail."""
+        """Returns why the process failed: its error with the fix, or its last lines; empty if it did not fail."""
         status = self._process.wait()
         lines = self._process.lines()
         if status == 0:
@@ -60,15 +60,14 @@ class Beside:
         return text or f"its process ended with status {status}"
 
     def kill(self) -> None:
-        """Ends it, and what it has started as well."""
+        """Kills the process, and what it has started as well."""
         if self.runs():
             self._process.end()
 
 
 class NewestNext:
-    """A program that is run for one folder after another, never for two at once, of the lowest priority until
-    :meth:`hurry`. Of folders that come while it runs the newest is next, and the others are left out. Any thread may
-    call it.
+    """Runs one child process after another, each for a folder: after one ends the newest waiting folder is next, older
+    ones are left out. They have the lowest priority until :meth:`hurry`. Any thread may call it.
 
     Args:
         command: makes the command line for a folder, and whatever room it needs.
@@ -84,22 +83,22 @@ class NewestNext:
         self.next: Path | None = None
 
     def put(self, folder: Path) -> Path | None:
-        """Runs the program for a folder as soon as may be; returns the one that is left out for it."""
+        """Queues a folder; returns the waiting one that it displaces, if any."""
         with self._lock:
             left_out, self.next = self.next, folder
             self.goes_on()
             return left_out
 
     def hurry(self) -> None:
-        """Gives the program the priority of the run, now and from here on. Call it when the run only waits for it: of
-        the lowest priority it may never end where other work takes all cores."""
+        """Raises the priority to that of the run, now and for later programs. Call it when the run only waits for it:
+        of the lowest priority it may never end where other work takes all cores."""
         with self._lock:
             self._behind = False
             if self._process is not None:
                 self._process.hurry()
 
     def goes_on(self) -> bool:
-        """Returns whether the program runs. If it has ended, tells how, and begins with the next folder."""
+        """Returns whether a process runs. If it has ended, reports how, and starts the next."""
         with self._lock:
             if self._process is not None and not self._process.runs():
                 source, failure = self.source, self._process.failure()

@@ -36,7 +36,8 @@ LONGEST_S = 3600.0  # time limit for all exports at the end of a run
 
 
 class Exporter:
-    """The exports of one run, and their uploads; only rank 0 has any. A thread that writes checkpoints may call it.
+    """Exports the checkpoints of a run as they are saved, and uploads them; only rank 0 does. A thread that writes
+    checkpoints may call it.
 
     Args:
         run: folder of the run.
@@ -46,18 +47,18 @@ class Exporter:
         ConfigError: the policy has no such format, or a place for uploads cannot be reached from here.
     """
 
-    def __init__(self, run: Path, kept: CheckpointConfig, policy: Policy, console: Console) -> None:
-        if kept.export_safetensors and not (isinstance(policy, Exports) and FORMAT in policy.export_formats):
+    def __init__(self, run: Path, config: CheckpointConfig, policy: Policy, console: Console) -> None:
+        if config.export_safetensors and not (isinstance(policy, Exports) and FORMAT in policy.export_formats):
             raise ConfigError(
                 f"{KEY} is true, and {type(policy).__name__} has no format {FORMAT!r}",
                 f"set {KEY}=false, or give it export_formats and export() (embodied.protocols.Exports)",
             )
-        self._folder, self._wanted, self._console = run / FOLDER, kept.export_safetensors, console
-        self.uploads = Uploads(run.name, kept, console)
+        self._folder, self._wanted, self._console = run / FOLDER, config.export_safetensors, console
+        self.uploads = Uploads(run.name, config, console)
         self._queue = NewestNext(self._command, self._ended)
 
     def completed(self, checkpoint: Path) -> Collection[Path]:
-        """Exports a complete checkpoint; returns the checkpoints that exports are reading."""
+        """Queues the export of a complete checkpoint; returns the checkpoints that exports are reading."""
         if not self._wanted:
             return ()
         if left_out := self._queue.put(checkpoint):
@@ -65,7 +66,7 @@ class Exporter:
         return () if (source := self._queue.source) is None else (source,)
 
     def missing(self, checkpoint: Path) -> None:
-        """Exports the checkpoint that a run goes on from, unless that was done before."""
+        """Queues the export of the checkpoint that a run resumes from, unless that was done before."""
         if not self._wanted or checkpoint.parent.parent != self._folder.parent:
             return
         if (out := self._out(checkpoint)).exists():
@@ -74,7 +75,7 @@ class Exporter:
             self.completed(checkpoint)
 
     def finish(self, stop: StopSignal) -> None:
-        """Waits for the exports, then for their uploads, after a stop signal only as long as may be."""
+        """Waits for the exports, then for their uploads; after a stop signal only for a limited time."""
         self._queue.hurry()
         if self._queue.goes_on():
             with self._console.progress("exporting the checkpoint", brief=True):

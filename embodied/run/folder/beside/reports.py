@@ -32,26 +32,26 @@ STOPPED_S = 5.0  # the same after a stop signal, if so much time is granted
 
 
 class Reports:
-    """The report of one run; only rank 0 has one.
+    """Writes the HTML report of a run in a child process; only rank 0 does.
 
     Args:
         folder: the run's.
         wanted: False = nothing is ever written.
     """
 
-    def __init__(self, folder: Path, wanted: bool, console: Console) -> None:
+    def __init__(self, folder: Path, enabled: bool, console: Console) -> None:
         self._folder, self._console = folder, console
-        self._wanted = wanted and all(find_spec(name) is not None for name in NEEDED.values())
-        self._missing = wanted and not self._wanted
+        self._wanted = enabled and all(find_spec(name) is not None for name in NEEDED.values())
+        self._missing = enabled and not self._wanted
         self._process: Beside | None = None
 
     def refresh(self) -> None:
-        """Begins a new report. If the one before is still being written, the next refresh shows what is new."""
+        """Starts writing a new report. If the one before is still being written, the next refresh shows what is new."""
         if self._wanted and not self._running():
             self._begin(behind=True)
 
     def finish(self, stop: StopSignal) -> None:
-        """Writes the last report and waits for it, after a stop signal only as long as may be."""
+        """Writes the last report and waits for it; after a stop signal only for a limited time."""
         if self._missing:
             self._console.say("no report.html: pip install 'embodied-rl[report]', then python -m embodied.tools.report "
                               f"{self._folder}")  # fmt: skip
@@ -66,7 +66,7 @@ class Reports:
             self.close()
 
     def close(self) -> None:
-        """Ends what is still being written: the report before stays as it is."""
+        """Kills the process that writes a report: the report before stays as it is."""
         if self._running():
             assert self._process is not None
             self._process.kill()

@@ -31,7 +31,7 @@ STOPPED_S = 5.0  # time limit for uploads after a stop signal, if so much time i
 
 
 class Uploads:
-    """The uploads of one run. Any thread may call it.
+    """Uploads a run's exported folders to the configured stores. Any thread may call it.
 
     Args:
         run: name of the run.
@@ -40,28 +40,28 @@ class Uploads:
         ConfigError: a store is of a kind that is not known, or that needs a package which is not installed.
     """
 
-    def __init__(self, run: str, kept: CheckpointConfig, console: Console) -> None:
+    def __init__(self, run: str, config: CheckpointConfig, console: Console) -> None:
         self._ways: list[_Way] = []
-        if kept.upload_hf:
-            self._ways.append(_Way(f"{HUB}://{kept.hf_repo_name}", False, kept.upload_hf == "all", console))
-        if kept.upload_s3:
-            assert kept.s3_bucket is not None  # the schema refuses it
-            place = "/".join([_store(kept.s3_bucket), *filter(None, kept.s3_prefix.split("/")), run])
-            self._ways.append(_Way(place, True, kept.upload_s3 == "all", console))
-        self._console, self._longest_s = console, kept.upload_timeout_s
+        if config.upload_hf:
+            self._ways.append(_Way(f"{HUB}://{config.hf_repo_name}", False, config.upload_hf == "all", console))
+        if config.upload_s3:
+            assert config.s3_bucket is not None  # the schema refuses it
+            place = "/".join([_store(config.s3_bucket), *filter(None, config.s3_prefix.split("/")), run])
+            self._ways.append(_Way(place, True, config.upload_s3 == "all", console))
+        self._console, self._longest_s = console, config.upload_timeout_s
 
     @property
     def reading(self) -> Collection[Path]:
-        """Folders that are being sent, or will be."""
+        """Exported folders that are being uploaded, or will be."""
         return [folder for way in self._ways for folder in way.reading if folder is not None]
 
     def exported(self, folder: Path) -> None:
-        """Sends a folder that is whole now, or at the end of the run if no newer one comes."""
+        """Queues the upload of an exported folder, at once or as the last at the end of the run."""
         for way in self._ways:
             way.exported(folder)
 
     def finish(self, stop: StopSignal) -> None:
-        """Waits for the uploads, as long as may be."""
+        """Waits for the uploads, for a limited time."""
         for way in self._ways:
             way.last()
         if self._sending():
@@ -75,7 +75,7 @@ class Uploads:
         return [row for way in self._ways for row in way.rows()]
 
     def close(self) -> None:
-        """Ends an upload that goes on, and says what is missing if the run has not come to its end."""
+        """Ends an upload in progress, and says what is missing if the run has not come to its end."""
         if self._sending() or any(way.pending for way in self._ways):
             self._end()
             for row in self.rows():

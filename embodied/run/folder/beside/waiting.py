@@ -12,7 +12,7 @@ LOOK_S = 0.05  # pause between two looks at whether a program has ended, or a st
 
 
 def wait_for(ready: Callable[[], bool], stop: StopSignal, stopped_s: float, longest_s: float = math.inf) -> bool:
-    """Waits for something at the end of a run; returns whether it is ready.
+    """Polls ``ready`` at the end of a run until it is true or time is up; returns whether it is ready.
 
     Args:
         stopped_s: how long it may take after a stop signal, if so much time is granted.

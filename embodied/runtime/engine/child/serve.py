@@ -30,7 +30,7 @@ ENGINES = {"vllm": "vllm_engine"}  # name → module with a function ``make``
 
 
 class Answer(NamedTuple):
-    """A finished text."""
+    """A finished text of the inference engine, with the number of its request."""
 
     number: int
     tokens: Sequence[int]
@@ -49,7 +49,7 @@ class Engine(Protocol):
         """Add a request: prompt tokens, and the seed of its sampling."""
 
     def abort(self, number: int) -> None:
-        """Forget a request; it may be whole already."""
+        """Forgets a request, which may be finished already."""
 
     @property
     def busy(self) -> bool:
@@ -57,7 +57,7 @@ class Engine(Protocol):
         ...
 
     def step(self) -> list[Answer]:
-        """Advance all texts by a token or more; return those that are whole."""
+        """Advances all texts by a token or more; returns those that are finished."""
         ...
 
     def load(self, path: str) -> list[dict[str, Any]]:
@@ -72,7 +72,7 @@ class Engine(Protocol):
 
 
 class Server:
-    """Carries out messages, and generates between them."""
+    """The engine process's end of the connection: carries out messages, and generates between them."""
 
     def __init__(self, connection: socket.socket, make: Callable[[dict[str, Any]], Engine]) -> None:
         self._connection, self._make = connection, make
@@ -133,7 +133,8 @@ class Server:
 
 
 def serve(fd: int, make: Callable[[dict[str, Any]], Engine]) -> int:
-    """Serves an engine over a socket; returns the exit status of the process.
+    """Serves an inference engine over the socket ``fd`` until the launcher hangs up; returns the exit status of the
+    process.
 
     Args:
         make: makes the engine from the fields of ``setup``.
@@ -155,7 +156,8 @@ def serve(fd: int, make: Callable[[dict[str, Any]], Engine]) -> int:
 
 
 def make_named(name: str, setup: dict[str, Any]) -> Engine:
-    """Makes an engine by its name. Its package is imported now: that may fail or hang, and the launcher is told."""
+    """Makes the inference engine called ``name``. Its package is imported now: that may fail or hang, and the launcher
+    is told."""
     return importlib.import_module(ENGINES[name]).make(setup)
 
 

@@ -24,7 +24,7 @@ from vllm.sampling_params import RequestOutputKind
 
 
 def make(setup: dict[str, Any]) -> VLLM:
-    """Makes the engine.
+    """Makes the vLLM engine.
 
     Args:
         setup: ``folder`` (config.json and tokenizer), ``dtype``, ``max_model_len``, ``max_num_seqs``,
@@ -52,13 +52,16 @@ class VLLM:
         self._sampling: dict[str, Any] = {}
 
     def begin(self, sampling: dict[str, Any]) -> None:
+        """Sets how the requests that follow are sampled."""
         self._sampling = sampling
 
     def add(self, number: int, prompt: list[int], seed: int) -> None:
+        """Adds a request: prompt tokens, and the seed of its sampling."""
         params = parameters(self._sampling, seed)
         self._engine.add_request(str(number), {"prompt_token_ids": prompt}, params)
 
     def abort(self, number: int) -> None:
+        """Forgets a request, which may be finished already."""
         self._engine.abort_request([str(number)])
 
     @property
@@ -70,6 +73,7 @@ class VLLM:
         return [answer(int(output.request_id), output.outputs[0]) for output in whole]
 
     def load(self, path: str) -> list[dict[str, Any]]:
+        """Replaces all weights by those of a file; returns name, dtype, shape and checksum of each."""
         found = self._engine.collective_rpc("load_file", args=(path,))
         if any(one != found[0] for one in found):
             raise RuntimeError(f"the workers of the engine read different weights: {', '.join(_differing(found))}")
@@ -77,9 +81,11 @@ class VLLM:
         return found[0]
 
     def sleep(self) -> None:
+        """Frees the device's memory, if the engine was made to; the weights are kept."""
         self._engine.sleep(level=1)
 
     def wake(self) -> None:
+        """Takes the device memory again that :meth:`sleep` has freed."""
         self._engine.wake_up()
 
 
@@ -90,7 +96,7 @@ def _differing(found: list[list[dict[str, Any]]]) -> list[str]:
 
 
 def parameters(sampling: dict[str, Any], seed: int) -> SamplingParams:
-    """Returns how one text is sampled. The likeliest token is that of temperature 0, which reads no seed."""
+    """Makes vLLM's sampling parameters of one text. Greedy decoding is temperature 0, which reads no seed."""
     drawn = sampling["do_sample"]
     return SamplingParams(
         temperature=sampling["temperature"] if drawn else 0.0,
@@ -109,15 +115,15 @@ def parameters(sampling: dict[str, Any], seed: int) -> SamplingParams:
 
 
 def answer(number: int, text: Any) -> Answer:
-    """Returns the tokens of a text that is whole, with their log-probs."""
+    """Converts a finished text of vLLM to its tokens and their log-probs."""
     tokens = list(text.token_ids)
     found = [chosen[token].logprob for token, chosen in zip(tokens, text.logprobs, strict=True)]
     return Answer(number, tokens, found)
 
 
 def arguments_of(options: dict[str, Any]) -> dict[str, Any]:
-    """The options as arguments of ``EngineArgs``. Versions without the argument take the attention's kernels from the
-    environment.
+    """Converts options to arguments of vLLM's ``EngineArgs``. Versions without the argument take the attention's
+    kernels from the environment.
 
     Raises:
         ValueError: this version knows one of them no longer, or not yet.

@@ -10,7 +10,7 @@ from weights_file import read
 
 
 class LoadsFile:
-    """Becomes a part of vLLM's worker, whose ``model_runner`` it uses."""
+    """Mixin of vLLM's worker that loads weights from a file into its ``model_runner``."""
 
     model_runner: Any
 

@@ -21,7 +21,7 @@ ALIGNED = 64
 
 
 class Writer:
-    """Writes tensors to an open file, from its beginning on.
+    """Writes tensors into a weights file for the inference engine, from its beginning on.
 
     Attributes:
         written: name, dtype, shape and checksum of each tensor.
@@ -33,7 +33,7 @@ class Writer:
         os.ftruncate(fd, 0)
 
     def add(self, name: str, dtype: str, shape: Sequence[int], numbers: memoryview) -> None:
-        """Writes a tensor.
+        """Appends a tensor, given as raw bytes.
 
         Args:
             dtype: as torch names it, e.g. ``bfloat16``.
@@ -55,8 +55,9 @@ class Writer:
 
 
 def read(path: str) -> Iterator[tuple[dict[str, Any], memoryview]]:
-    """Yields each tensor: its description as in :attr:`Writer.written`, and its bytes, which are mapped from the file
-    and must not be changed. The checksum is of what is read; the launcher compares it with that of what it wrote."""
+    """Yields each tensor of a weights file: its description as in :attr:`Writer.written`, and its bytes, which are
+    mapped from the file and must not be changed. The checksum is of what is read; the launcher compares it with that of
+    what it wrote."""
     with open(path, "rb") as file:
         mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
     place = 0

@@ -35,7 +35,7 @@ LENGTHS = struct.Struct("<II")
 
 
 class Message(NamedTuple):
-    """One message: ``fields`` has the ``kind`` and what belongs to it."""
+    """A message between launcher and engine process: ``fields`` has the ``kind`` and what belongs to it."""
 
     fields: dict[str, Any]
     body: bytes
@@ -46,13 +46,13 @@ class Message(NamedTuple):
 
 
 def pack(kind: str, body: bytes = b"", **fields: Any) -> bytes:
-    """Returns the bytes of a message."""
+    """Encodes a message between launcher and engine process."""
     text = json.dumps({"kind": kind, **fields}).encode()
     return LENGTHS.pack(len(text), len(body)) + text + body
 
 
 class Reader:
-    """Cuts a stream of bytes into messages."""
+    """Decodes a stream of bytes into messages between launcher and engine process."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()

@@ -32,7 +32,7 @@ class VideoConfig(Section):
 
     @property
     def interval(self) -> int | None:
-        """Control steps between two pictures; None = those that the policy sees."""
+        """Control steps between two pictures of a video; None = pictures that the policy sees."""
         return None if self.frame_interval == "chunk" else self.frame_interval
 
     @property
@@ -341,5 +341,5 @@ class RolloutConfig(Section):
     channel: ChannelConfig = ChannelConfig(queue_name="action_buffer")
 
     def eager(self, rows: int) -> bool:
-        """Returns whether calls of ``rows`` rows are computed without a CUDA graph."""
+        """Returns whether policy calls of ``rows`` rows are computed without a CUDA graph."""
         return self.enforce_eager or (self.cuda_graph_max_bs is not None and rows > self.cuda_graph_max_bs)

@@ -75,6 +75,8 @@ class LoggerConfig(Section):
 
 
 class ProfilerConfig(Section):
+    """Settings of torch's profiler and of Nsight Systems."""
+
     enable: bool = Field(
         False,
         description="Record some iterations with torch's profiler; profile/ in the run folder has a trace of each "
@@ -296,7 +298,7 @@ class ClusterConfig(Section):
 
 
 def check_name(runner: RunnerConfig) -> None:
-    """Raises :class:`ConfigError` if the name of the run leads out of ``runner.output_dir``."""
+    """Raises :class:`ConfigError` if the run's name would put its folder outside of ``runner.output_dir``."""
     name = PurePath(runner.experiment_name or "run")
     if name.is_absolute() or ".." in name.parts or not name.parts or name.parts[0].startswith("~"):
         folder = f"runner.output_dir={name.parent} " if name.parent.name else ""

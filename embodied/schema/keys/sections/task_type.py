@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TaskType:
-    """Properties of a run by its ``runner.task_type``. For a run that only evaluates see ``runner.only_eval``."""
+    """Properties that a run has by its ``runner.task_type``. For a run that only evaluates see ``runner.only_eval``."""
 
     does: str
     by_rewards: bool = False  # reinforcement learning
@@ -26,6 +26,6 @@ TASK_TYPES: Mapping[str, TaskType] = {
 
 
 def task_of(name: object) -> TaskType:
-    """Returns what ``runner.task_type`` says, also in a configuration that is not checked: an unknown name is that of
-    reinforcement learning here."""
+    """Returns the properties of a ``runner.task_type``, also in a configuration that is not checked: an unknown name is
+    that of reinforcement learning here."""
     return TASK_TYPES.get(str(name), TASK_TYPES["embodied"])

@@ -18,7 +18,7 @@ LOSSES = {"grpo": "ppo", "dapo": "ppo", "gspo": "gspo"}
 
 
 def robot(get: Lookup) -> bool:
-    """Returns whether a file is for a robot: it then has a table ``vla``."""
+    """Returns whether a Cosmos-RL file is for robots: it then has a table ``vla``."""
     return any(has(get, key) for key in OF_VLA)
 
 
@@ -39,7 +39,7 @@ def dataset(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def kind(row: Row, value: Any, get: Lookup) -> Translation:
-    """Translates the kind of training; the checks of a run refuse kinds other than supervised and GRPO."""
+    """Translates the type of training; the checks of a run refuse types other than supervised and GRPO."""
     return Translation({} if value == "grpo" else {"runner.task_type": value}, "derived")
 
 
@@ -61,7 +61,7 @@ def variant(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def part_of_variant(settings: Mapping[str, Any]) -> Rule:
-    """Makes the rule of a switch that :func:`variant` reads where the other keys are known."""
+    """Makes the rule for a switch that :func:`variant` reads where the other keys are known."""
 
     def rule(row: Row, value: Any, get: Lookup) -> Translation:
         if isinstance(get, Unknown):
@@ -72,6 +72,7 @@ def part_of_variant(settings: Mapping[str, Any]) -> Rule:
 
 
 def aipo(row: Row, value: Any, get: Lookup) -> Translation:
+    """Translates AIPO's bound on the ratio; empty means another loss."""
     return only_if(value, {row.ours[0]: value}, "nothing is set")
 
 
@@ -83,6 +84,7 @@ def dual_clip(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def aggregated(row: Row, value: Any, get: Lookup) -> Translation:
+    """Translates how the loss is aggregated; for robots there is one way."""
     if robot(get):
         return Translation(how="nothing", why="for robots it is the mean over episodes of the mean over tokens")
     return Translation(translated(row.ours[0], value), "renamed")
@@ -94,6 +96,7 @@ def capped(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def start_factor(row: Row, value: Any, get: Lookup) -> Translation:
+    """Translates the warm-up's first factor into a first learning rate."""
     factor, base = number_of(value), number_of(get("train.optm_lr"))
     if not factor or base is None:
         return Translation(how="nothing", why="the rate rises from 0")
@@ -101,6 +104,7 @@ def start_factor(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def bound(row: Row, value: Any, get: Lookup) -> Translation:
+    """Translates a bound of the reward filter, which also switches it on."""
     return Translation({row.ours[0]: value, "algorithm.filter_rewards": True}, "derived")
 
 

@@ -20,7 +20,7 @@ TORCH_COSINE_MIN = 1.0e-6
 
 
 def of_texts(get: Lookup) -> bool:
-    """Returns whether a file is for texts."""
+    """Returns whether an RLinf file is for texts."""
     return get("runner.task_type") in TASKS or get("data.rollout_batch_size") is not None
 
 
@@ -36,7 +36,7 @@ def eval_temperature(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def tokens(row: Row, value: Any, get: Lookup) -> Translation:
-    """Translates the length of an answer; that of an action follows from the model."""
+    """Translates the most new tokens of an answer; the length of an action follows from the model."""
     if value is None or not (isinstance(get, Unknown) or of_texts(get)):
         return Translation(how="nothing", why="the tokens of a chunk follow from the model")
     return Translation(dict.fromkeys(row.ours, value), "renamed")
@@ -90,7 +90,7 @@ def warmup(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def total(row: Row, value: Any, get: Lookup) -> Translation:
-    """Translates the steps over which the learning rate falls; dropped with a constant rate."""
+    """Translates the total steps over which the learning rate falls; dropped with a constant rate."""
     number = number_of(value)
     falls = isinstance(get, Unknown) or STYLES.get(str(get(OPTIM + "lr_scheduler")).lower()) == "cosine"
     if not falls or not number or number <= 0:
@@ -105,6 +105,7 @@ def capped(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def precision(row: Row, value: Any, get: Lookup) -> Translation:
+    """Translates the rollout model's number format, which is that of learning here."""
     same = str(value).lower() == str(get("actor.model.precision")).lower()
     if same or isinstance(get, Unknown):
         return Translation(how="nothing", why="the policy acts in the format in which it learns")
@@ -112,11 +113,12 @@ def precision(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def chat(row: Row, value: Any, get: Lookup) -> Translation:
+    """Translates the switch of the chat template."""
     return Translation({row.ours[0]: "always" if value in (True, "True") else "never"}, "renamed")
 
 
 def width(row: Row, value: Any, get: Lookup) -> Translation:
-    """Translates one width of the ratio's clip, for the sides that have none of their own."""
+    """Translates RLinf's one clip width of the ratio, for the sides that have none of their own."""
     own = {key: get(key) for key in row.ours}
     settings = {key: value for key in row.ours if own[key] is None}
     return Translation(settings, "renamed" if len(settings) == 2 else "derived" if settings else "nothing")
@@ -175,6 +177,7 @@ def kl_in_reward(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def kl_in_loss(row: Row, value: Any, get: Lookup) -> Translation:
+    """Translates the weight of the KL in the loss; dropped beside a KL in the reward."""
     if not number_of(value) and number_of(get("algorithm.reinpp_kl_beta")):
         return Translation(how="nothing", why="the KL stands in the reward (reinpp_kl_beta)")
     return (

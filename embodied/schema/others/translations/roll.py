@@ -43,6 +43,7 @@ def estimator(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def normalised(row: Row, value: Any, get: Lookup) -> Translation:
+    """Translates how rewards are normalised; ``adv_estimator`` says it here."""
     if value is None or str(get("adv_estimator")) in ("reinforce", "grpo"):
         return Translation(how="nothing", why="adv_estimator says it")
     return Translation(how="refused", why=f"rewards are not normalised by {value} here with this adv_estimator")
@@ -70,6 +71,7 @@ def kl_kind(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def adaptive(row: Row, value: Any, get: Lookup) -> Translation:
+    """Translates the KL's target and horizon, which also switch its adaptive weight on."""
     if value is None or not _on(get("add_token_level_kl")):
         return Translation(how="nothing", why="the KL's weight is fixed")
     return Translation({row.ours[0]: value, "algorithm.kl_ctrl.type": "adaptive"}, "derived")
@@ -124,11 +126,13 @@ def staleness(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def adapters(row: Row, value: Any, get: Lookup) -> Translation:
+    """Translates the rank of adapters, which also switches them on."""
     rank = int(number_of(value) or 0)
     return Translation({"actor.model.is_lora": rank > 0, **({row.ours[0]: rank} if rank else {})}, "derived")
 
 
 def targets(row: Row, value: Any, get: Lookup) -> Translation:
+    """Translates the names of the layers that get adapters."""
     names = str(value).split(",")
     return Translation({row.ours[0]: value if len(names) == 1 else [name.strip() for name in names]}, "renamed")
 

@@ -34,6 +34,7 @@ def estimator(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def by_std(row: Row, value: Any, get: Lookup) -> Translation:
+    """Translates the switch between GRPO and Dr. GRPO."""
     off = value in (False, "False", "false")
     if isinstance(get, Unknown):
         return Translation({row.ours[0]: "dr_grpo"} if off else {}, "derived")
@@ -74,25 +75,26 @@ def kl_type(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def shuffled(row: Row, value: Any, get: Lookup) -> Translation:
+    """Translates the switch that shuffles an iteration's records."""
     return Translation({row.ours[0]: value in (True, "True", "true")}, "renamed")
 
 
 def family(row: Row, value: Any, get: Lookup) -> Translation:
-    """Translates the model's name; dropped where ``actor_rollout_ref.model.vla`` is set."""
+    """Translates SimpleVLA-RL's name of the model; dropped where ``actor_rollout_ref.model.vla`` is set."""
     if has(get, "actor_rollout_ref.model.vla"):
         return Translation(how="nothing", why="actor_rollout_ref.model.vla says it")
     return Translation(translated(row.ours[0], value), "renamed")
 
 
 def of_texts(row: Row, value: Any, get: Lookup) -> Translation:
-    """Translates a length of texts; dropped for robots, whose files have it, too."""
+    """Translates a length of prompts or answers; dropped for robots, whose files have it, too."""
     if any(has(get, key) for key in ROBOT):
         return Translation(how="nothing", why="the tokens of a chunk follow from the model")
     return Translation(translated(row.ours[0], value), "renamed")
 
 
 def low(row: Row, value: Any, get: Lookup) -> Translation:
-    """Translates the lower clip; 1 or more is none, because ratios are above 0."""
+    """Translates the lower side of the ratio's clip; 1 or more is none, because ratios are above 0."""
     number = number_of(value)
     if number is not None and number >= 1:
         return Translation({row.ours[0]: 0.999}, "derived", "no lower clip; 0.999 is nearest to that")
@@ -104,7 +106,7 @@ def low(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def example(row: Row, value: Any, get: Lookup) -> Translation:
-    """Explains the length of prompt and answer together, which are two keys here (supervised training)."""
+    """Explains the total length of a supervised example, which is two keys here: of the prompt and of the answer."""
     both = "data.max_prompt_length and algorithm.sampling_params.max_new_tokens"
     return Translation({}, "extra", f"prompt and answer have a length each here: share the {value} out to {both}")
 

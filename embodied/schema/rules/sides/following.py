@@ -38,22 +38,22 @@ ALONGSIDE: Mapping[str, str] = {"data_args": "data"}
 """Key → another one, with whose value alone it means the same on both sides."""
 
 
-def followers(given: Iterable[str]) -> list[str]:
-    """Returns the keys, without ``env.train.``, that ``env.eval`` follows, of those on the command line. Beside
-    ``data.KEY``, which is of both sides, ``env.train.KEY`` is of one.
+def followers(command_line: Iterable[str]) -> list[str]:
+    """Lists the keys of ``env.eval`` that copy ``env.train``'s value from the command line (without ``env.train.``).
+    Beside ``data.KEY``, which is of both sides, ``env.train.KEY`` is of one.
 
     Args:
-        given: all keys on the command line, with dots.
+        command_line: all keys on the command line, with dots.
     """
-    given = list(given)
-    evaluation = [key for key in given if key == "env.eval" or key.startswith(EVAL)]
-    wanted = [key.removeprefix(TRAIN) for key in given if key.startswith(TRAIN)]
-    wanted = [key for key in wanted if f"data.{key}" not in given]
+    command_line = list(command_line)
+    evaluation = [key for key in command_line if key == "env.eval" or key.startswith(EVAL)]
+    wanted = [key.removeprefix(TRAIN) for key in command_line if key.startswith(TRAIN)]
+    wanted = [key for key in wanted if f"data.{key}" not in command_line]
     return [key for key in wanted if _describes(key) and not any(_touches(EVAL + key, one) for one in evaluation)]
 
 
 def followed(mapping: Mapping[str, Any], before: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    """Returns the values of ``env.eval`` that follow those of ``env.train``, by dotted key.
+    """Returns the values that ``env.eval`` copies from ``env.train``, by dotted key.
 
     Args:
         mapping: the configuration.
@@ -71,15 +71,15 @@ def followed(mapping: Mapping[str, Any], before: Mapping[str, Any], keys: Sequen
     return {EVAL + key: value for key, value in found.items() if value is not MISSING}
 
 
-def followed_still(resolved: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the keys of :func:`followed`, without ``env.eval.``, that are alike in the end: a protocol, or a reward
-    of both sides, may have given evaluations another value."""
-    sides, keys = resolved["env"], [key.removeprefix(EVAL) for key in found]
+def followed_still(resolved: Mapping[str, Any], followed: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the copied keys, without ``env.eval.``, whose values are equal on both sides in the end: a protocol, or a
+    reward of both sides, may have given evaluations another value."""
+    sides, keys = resolved["env"], [key.removeprefix(EVAL) for key in followed]
     return tuple(sorted(key for key in keys if at(sides["train"], key) == at(sides["eval"], key)))
 
 
 def without_keys(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
-    """Returns the overrides that set none of these keys of ``env.train``."""
+    """Drops the overrides that set these keys of ``env.train``."""
     told = {TRAIN + key for key in keys}
     return [one for one in overrides if told.isdisjoint(keys_of([one]))]
 

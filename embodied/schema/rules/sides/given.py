@@ -11,7 +11,7 @@ SIDES = ("env.train", "env.eval")
 
 
 def keys_of(overrides: Sequence[str]) -> list[str]:
-    """Returns the keys that overrides set, with dots; of a whole side, ``env.train={id: x}``, those in it."""
+    """Lists the keys that overrides set, with dots; of a whole side, ``env.train={id: x}``, those in it."""
     return [key for override in overrides for key in _keys(override)]
 
 

@@ -20,8 +20,8 @@ __all__ = [
 
 
 def canonical(text: str) -> str:
-    r"""One spelling for all answers that are equal: an exact number as a fraction in lowest terms, without its unit
-    or sign of money. Empty for a text that says nothing.
+    r"""Returns one spelling for all answers that are equal: an exact number as a fraction in lowest terms, without its
+    unit or sign of money. Empty for a text that says nothing.
 
     >>> canonical("0.50"), canonical(r"\frac{2}{4}"), canonical("East"), canonical(r"$x$")
     ('1/2', '1/2', 'east', 'x')
@@ -29,6 +29,6 @@ def canonical(text: str) -> str:
     return spelling(read(text))
 
 
-def same(one: str, other: str) -> bool:
+def same(first: str, second: str) -> bool:
     r"""Whether two answers are equal without algebra: ``0.5`` is ``\frac{1}{2}``, ``0.33`` is not ``1/3``."""
-    return equal(read(one), read(other))
+    return equal(read(first), read(second))

@@ -14,7 +14,7 @@ _ARGUMENTS = 4
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What stands in the last ``\boxed{…}`` (or ``\fbox{…}``) with balanced braces, or behind ``\boxed`` without
+    r"""Finds the content of the last ``\boxed{…}`` (or ``\fbox{…}``) with balanced braces, or behind ``\boxed`` without
     braces; a box that holds nothing but a box is looked into. None if there is none.
 
     >>> last_boxed(r"\boxed{1} or rather \boxed{\frac{1}{2}}"), last_boxed(r"so $\boxed 5$.")

@@ -34,12 +34,13 @@ _GREEK = {"GREEK SMALL LETTER ": str.lower, "GREEK CAPITAL LETTER ": str.capital
 
 
 def plain(text: str) -> str:
-    r"""The text in ASCII and LaTeX, as far as its characters have such a spelling: ``３½π`` is ``3\frac{1}{2}\pi``."""
+    r"""Rewrites a text in ASCII and LaTeX, as far as its characters have such a spelling: ``３½π`` is
+    ``3\frac{1}{2}\pi``."""
     return text if text.isascii() else "".join(map(_spelled, text))
 
 
 def digits(text: str) -> str:
-    """The text with ASCII digits and signs, all else as it was: for searching numbers in prose."""
+    """Rewrites digits and signs of a text in ASCII, all else as it was: for searching numbers in prose."""
     if text.isascii():
         return text
     return "".join(new if (new := _spelled(old)).isascii() and len(new) == 1 else old for old in text)

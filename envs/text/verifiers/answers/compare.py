@@ -8,21 +8,22 @@ _ONE_NAME = ({"angle", "celsius"}, {"angle", "fahrenheit"}, {"mass", "sterling"}
 """Dimensions whose units are called the same: degrees, pounds."""
 
 
-def equal(one: Answer, other: Answer) -> bool:
-    """Whether two answers are equal. A unit or a name that one of them leaves out does not count, others must agree."""
-    if not one.whole or not other.whole:
+def equal(first: Answer, second: Answer) -> bool:
+    """Returns whether two parsed answers are equal. A unit or a name that one of them leaves out does not count, others
+    must agree."""
+    if not first.whole or not second.whole:
         return False
-    if one.items and other.items:
-        return _equal_items(one, other)
-    if "letter" in (one.kind, other.kind):
-        return one.kind == other.kind and one.key == other.key and _agree(one.label, other.label)
-    if one.kind == other.kind == "clock":
-        return one.key == other.key and (one.label == other.label or _of_24_hours(one.key))
-    if _written(one) == _written(other):
+    if first.items and second.items:
+        return _equal_items(first, second)
+    if "letter" in (first.kind, second.kind):
+        return first.kind == second.kind and first.key == second.key and _agree(first.label, second.label)
+    if first.kind == second.kind == "clock":
+        return first.key == second.key and (first.label == second.label or _of_24_hours(first.key))
+    if _written(first) == _written(second):
         return True
-    if one.items or other.items or one.kind == "text" or other.kind == "text":
+    if first.items or second.items or first.kind == "text" or second.kind == "text":
         return False
-    return _agree(one.label, other.label) and _equal_values(one, other)
+    return _agree(first.label, second.label) and _equal_values(first, second)
 
 
 def _equal_items(one: Answer, other: Answer) -> bool:
@@ -58,7 +59,7 @@ def _of_24_hours(key: str) -> bool:
 
 
 def spelling(answer: Answer) -> str:
-    """One spelling of an answer, without unit and name."""
+    """Returns a parsed answer's spelling, without unit and name."""
     if answer.value is not None:
         return str(answer.value)
     if answer.items:
@@ -70,7 +71,8 @@ def spelling(answer: Answer) -> str:
 
 
 def spelling_beside(answer: Answer, gold: Answer) -> str:
-    """One spelling of an answer: that of the gold answer if it is equal to that, another one if it is not."""
+    """Returns a spelling of an answer to compare with the gold answer's: the same if they are equal, another one if
+    they are not."""
     if equal(answer, gold):
         return spelling(gold)
     found = spelling(answer)

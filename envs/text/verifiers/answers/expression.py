@@ -26,17 +26,17 @@ _LETTERS = 3
 
 
 class Parser:
-    """Reads tokens one after another.
+    """Parser of an answer's tokens into an expression.
 
     Raises:
         NotUnderstood: they are no formula.
     """
 
-    def __init__(self, given: Sequence[Token]) -> None:
-        self._given, self._at, self._depth = list(given), 0, 0
+    def __init__(self, tokens: Sequence[Token]) -> None:
+        self._given, self._at, self._depth = list(tokens), 0, 0
 
     def whole(self) -> Node:
-        """All tokens as one expression."""
+        """Parses all tokens as one expression."""
         found = self._sum()
         if self._at < len(self._given):
             raise NotUnderstood

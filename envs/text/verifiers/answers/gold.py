@@ -29,7 +29,7 @@ _MOST_WORDS, _LEAST_WORDS = 8, 4
 
 
 def text_of(problem: Problem) -> str:
-    """The problem's answer as text; of a list with one entry, that entry.
+    """Returns the problem's gold answer as text; of a list with one entry, that entry.
 
     Raises:
         VerifierFailed: the data has none, or one that is no single answer.
@@ -66,7 +66,7 @@ def _shown(answer: Any) -> str:
 
 
 def gold_of(problem: Problem) -> Answer:
-    r"""The problem's answer, read: what stands in its last ``\boxed{…}``, else all of it.
+    r"""Parses the problem's gold answer: what stands in its last ``\boxed{…}``, else all of it.
 
     Raises:
         VerifierFailed: there is none, or what stands there is a worked solution and no answer.

@@ -12,7 +12,7 @@ from .values import NotUnderstood
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A part of a formula. ``kind``: number, symbol, power (of ten), product, sum, paren, tuple, matrix, set,
+    """A node of a parsed formula. ``kind``: number, symbol, power (of ten), product, sum, paren, tuple, matrix, set,
     function (without its argument yet), other."""
 
     key: str
@@ -22,20 +22,22 @@ class Node:
 
     @property
     def factor(self) -> str:
-        """Its key as a factor of a product."""
+        """Key of the node as a factor of a product: a sum gets parentheses."""
         return f"({self.key})" if self.kind == "sum" else self.key
 
 
 def number(value: Fraction, kind: str = "number") -> Node:
+    """Makes the node of a number."""
     return Node(spelled(value), kind, value)
 
 
 def unwrapped(node: Node) -> Node:
-    """The node without parentheses around it."""
+    """Strips the parentheses around a node."""
     return node.items[0] if node.kind == "paren" and len(node.items) == 1 else node
 
 
 def negated(node: Node) -> Node:
+    """Makes the node of −x."""
     if node.value is not None:
         return number(-node.value)
     if node.kind == "sum":
@@ -43,22 +45,23 @@ def negated(node: Node) -> Node:
     return Node(node.key[1:] if node.key.startswith("-") else f"-{node.key}", node.kind)
 
 
-def times(one: Node, other: Node, explicit: bool) -> Node:
-    if explicit and one.value is not None and other.kind == "power" and other.value is not None:
-        return number(one.value * other.value)
-    if one.kind in ("number", "power") and other.kind in ("number", "power") and not explicit:
+def times(left_factor: Node, right_factor: Node, explicit: bool) -> Node:
+    """Makes the node of a product; ``explicit`` if a sign of multiplication is written."""
+    if explicit and left_factor.value is not None and right_factor.kind == "power" and right_factor.value is not None:
+        return number(left_factor.value * right_factor.value)
+    if left_factor.kind in ("number", "power") and right_factor.kind in ("number", "power") and not explicit:
         raise NotUnderstood
-    left, right = one.factor, other.factor
+    left, right = left_factor.factor, right_factor.factor
     if right.startswith("-"):
         right = f"({right})"
-    if one.kind == "function":
+    if left_factor.kind == "function":
         return Node(left + right, "product")
-    figures = right[:1].isdigit() or (right.startswith(r"\frac") and one.kind == "number")
-    return Node(f"{left}{'*' if figures else ''}{right}", "function" if other.kind == "function" else "product")
+    figures = right[:1].isdigit() or (right.startswith(r"\frac") and left_factor.kind == "number")
+    return Node(f"{left}{'*' if figures else ''}{right}", "function" if right_factor.kind == "function" else "product")
 
 
 def mixed(whole: Node, fraction: Node, written: bool) -> Node:
-    """The number ``5\\frac{1}{2}``: a whole one beside a fraction below 1."""
+    r"""Makes the node of a mixed number such as ``5\frac{1}{2}``, or of the product if it is none."""
     if whole.kind == "number" and whole.value is not None and fraction.value is not None:
         fits = whole.value.denominator == 1 and whole.value >= 0 and 0 < fraction.value < 1
         if written and fits:
@@ -68,6 +71,7 @@ def mixed(whole: Node, fraction: Node, written: bool) -> Node:
 
 
 def fraction(above: Node, below: Node) -> Node:
+    """Makes the node of a fraction."""
     above = unwrapped(above)
     if above.value is not None and below.value is not None:
         if below.value == 0:
@@ -79,6 +83,7 @@ def fraction(above: Node, below: Node) -> Node:
 
 
 def power(base: Node, index: Node) -> Node:
+    """Makes the node of a power."""
     exponent = index.value
     if base.key == "10" and exponent is not None and exponent.denominator == 1 and abs(exponent) <= MAX_DIGITS:
         return number(Fraction(10) ** int(exponent), "power")
@@ -91,10 +96,12 @@ def power(base: Node, index: Node) -> Node:
 
 
 def indexed(base: Node, index: Node) -> Node:
+    """Makes the node of a symbol with an index."""
     kind = "function" if base.kind == "function" else "symbol"
     return Node(f"{base.factor.strip()}_{{{index.key}}}{' ' if kind == 'function' else ''}", kind)
 
 
 def set_of(items: Sequence[Node]) -> Node:
+    """Makes the node of a set, sorted and without duplicates."""
     unique = {item.key: item for item in items}
     return Node(r"\{" + ",".join(sorted(unique)) + r"\}", "set", items=tuple(unique[key] for key in sorted(unique)))

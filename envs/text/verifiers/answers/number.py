@@ -38,7 +38,7 @@ MULTIPLES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "
 
 
 def decimal(written: str) -> Fraction | None:
-    """The value of a number that :data:`WRITTEN` matches; None if it is too long, or its power of ten too large."""
+    """Parses a number that :data:`WRITTEN` matches; None if it is too long, or its power of ten too large."""
     if len(written) > MAX_DIGITS:
         return None
     if _EUROPEAN.fullmatch(written):
@@ -54,7 +54,7 @@ def decimal(written: str) -> Fraction | None:
 
 
 def repeating(before: str, period: str) -> Fraction | None:
-    """The value of a decimal whose last digits repeat: ``0.1`` with the period ``6`` is 1/6. None if it is none."""
+    """Computes a repeating decimal: ``0.1`` with the period ``6`` is 1/6. None if it is none."""
     whole, point, decimals = before.partition(".")
     if not point or not (whole + decimals + period).isdigit() or not period or len(before) + len(period) > MAX_DIGITS:
         return None
@@ -62,7 +62,7 @@ def repeating(before: str, period: str) -> Fraction | None:
 
 
 def in_words(text: str) -> int | None:
-    """The value of a number that is written in words: ``forty-two``, ``one hundred and five``; None if it is none."""
+    """Parses a number written in words: ``forty-two``, ``one hundred and five``; None if it is none."""
     words = text.replace("-", " ").split()
     return _large(words) if words and words[-1] != "and" else None
 
@@ -88,7 +88,7 @@ def _below_100(words: Sequence[str]) -> int | None:
 
 
 def spelled(value: Fraction) -> str:
-    r"""LaTeX of a number: ``-\frac{1}{2}``."""
+    r"""Formats a number in LaTeX: ``-\frac{1}{2}``."""
     if value.denominator == 1:
         return str(value.numerator)
     return rf"{'-' if value < 0 else ''}\frac{{{abs(value.numerator)}}}{{{value.denominator}}}"

@@ -33,7 +33,7 @@ _LONGEST_TEXT = 3  # words of a name in a list
 
 
 def read(text: str) -> Answer:
-    """Reads an answer, which is a text where a part of it is not understood. It takes no time to speak of."""
+    """Parses an answer's text; what is not understood stays a text. It takes no time to speak of."""
     if len(text) > MAX_CHARACTERS:
         return Answer("text", " ".join(text.split()))
     return _read(text)
@@ -103,7 +103,7 @@ def _joined(given: Sequence[Token]) -> Answer | None:
 
 
 def of_items(kind: str, items: Sequence[Answer]) -> Answer:
-    """A list or set of answers, in one order."""
+    """Makes a list or set of answers, in one order."""
     ordered = sorted(items, key=lambda item: (item.key, item.whole))
     if kind == "set":
         ordered = list({item.key: item for item in ordered}.values())
@@ -241,21 +241,21 @@ def _named(side: Sequence[Token]) -> str:
     return "".join(token.text for token in side if token.text not in "{}").removeprefix("m" if len(side) > 1 else "")
 
 
-def quantity(given: Sequence[Token]) -> Answer:
-    """An expression with its unit.
+def quantity(tokens: Sequence[Token]) -> Answer:
+    """Parses an expression with its unit.
 
     Raises:
         NotUnderstood: it is none, or what follows it is no unit.
     """
-    given, currency = _without_money(given)
-    if len(given) > 1 and given[0].kind == "word" and (counted := in_words(given[0].text.casefold())) is not None:
-        given = [Token("number", str(counted)), *given[1:]]
-    depths = _depths(given)
-    at = next((at for at, (token, depth) in enumerate(zip(given, depths, strict=True))
-               if at > 0 and depth == 0 and _ends_value(token)), len(given))  # fmt: skip
-    if currency and at < len(given) and given[at - 1].text == "/":
+    tokens, currency = _without_money(tokens)
+    if len(tokens) > 1 and tokens[0].kind == "word" and (counted := in_words(tokens[0].text.casefold())) is not None:
+        tokens = [Token("number", str(counted)), *tokens[1:]]
+    depths = _depths(tokens)
+    at = next((at for at, (token, depth) in enumerate(zip(tokens, depths, strict=True))
+               if at > 0 and depth == 0 and _ends_value(token)), len(tokens))  # fmt: skip
+    if currency and at < len(tokens) and tokens[at - 1].text == "/":
         at -= 1
-    found, rest = _value(given[:at]), given[at:]
+    found, rest = _value(tokens[:at]), tokens[at:]
     while rest and found.value is not None and (multiple := _multiple(rest[0])):
         value = found.value * multiple
         found, rest = Answer("number", spelled(value), value), rest[1:]
@@ -267,7 +267,7 @@ def quantity(given: Sequence[Token]) -> Answer:
     if not rest:
         return found
     if any(token.kind == "number" and at and rest[at - 1].text not in ("^", "{", "-") for at, token in enumerate(rest)):
-        return _compound(given)
+        return _compound(tokens)
     return _measured(found, unit_of(rest))
 
 

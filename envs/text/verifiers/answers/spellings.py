@@ -29,7 +29,7 @@ _REPLACED = tuple((re.compile(pattern), new) for pattern, new in (
 
 
 def replaced(text: str) -> str:
-    """The text of :func:`~.characters.plain` characters with these phrases replaced."""
+    """Replaces phrases of a text of :func:`~.characters.plain` characters by plainer spellings."""
     for pattern, new in _REPLACED:
         text = pattern.sub(new, text)
     return text

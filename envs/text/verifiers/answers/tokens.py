@@ -184,7 +184,7 @@ class _Tokeniser:
 
 
 def tokens(text: str) -> list[Token]:
-    """Cuts a text of :func:`~.characters.plain` characters.
+    """Splits a text of :func:`~.characters.plain` characters into tokens.
 
     Raises:
         NotUnderstood: its braces are not balanced, or it is too long.

@@ -95,7 +95,8 @@ Powers = Counter[str]
 
 
 def is_unit(token: Token) -> bool:
-    """Whether a token can begin a unit. A single letter is one in ``\\text{…}`` alone: elsewhere it is a variable."""
+    r"""Returns whether a token can begin a unit. A single letter is one in ``\text{…}`` alone: elsewhere it is a
+    variable."""
     if token.text in _POWERS or token.text in _SHORT:
         return token.kind == "word"
     if token.kind == "letter" and not token.worded and token.text.isascii():
@@ -104,7 +105,7 @@ def is_unit(token: Token) -> bool:
 
 
 def money(token: Token) -> Unit | None:
-    r"""The currency of a sign before a number: ``\$``, ``€``."""
+    r"""Looks up the currency of a sign before a number: ``\$``, ``€``."""
     return _SIGNS.get(token.text.casefold())
 
 
@@ -121,13 +122,13 @@ def _unit(word: str) -> Unit | None:
     return None
 
 
-def unit_of(given: Sequence[Token]) -> Unit:
-    """The unit that tokens are: ``cm``, ``square miles``, ``m/s^2``, ``miles per hour``.
+def unit_of(tokens: Sequence[Token]) -> Unit:
+    """Parses tokens that are a unit: ``cm``, ``square miles``, ``m/s^2``, ``miles per hour``.
 
     Raises:
         NotUnderstood: they are none.
     """
-    reader = _Reader(given)
+    reader = _Reader(tokens)
     powers = reader.run()
     ((name, power),) = powers.items() if len(powers) == 1 else [("", 0)]
     if power == 1:

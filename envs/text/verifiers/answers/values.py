@@ -7,7 +7,7 @@ from fractions import Fraction
 
 
 class NotUnderstood(Exception):
-    """A part of an answer is not understood. The whole is a text then."""
+    """Raised where a part of an answer cannot be parsed. The whole is a text then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer that was read.
+    """A parsed answer, in a canonical form that can be compared.
 
     ``kind``: number, measure (in several units), expression (compared as it is written), relation, tuple, matrix, list,
     set, letter, clock, date, text.
@@ -39,6 +39,6 @@ class Answer:
 
     @property
     def whole(self) -> str:
-        """The key with unit and label."""
+        """The canonical spelling (``key``) with unit and name."""
         unit = "" if self.unit is None else self.unit.name
         return f"{'' if self.label is None else self.label + '='}{self.key}{unit}"

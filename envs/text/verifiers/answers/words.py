@@ -41,10 +41,10 @@ _SHORT_WORDS = frozenset((
 ))  # fmt: skip
 
 
-def shown(given: Sequence[Token]) -> str:
-    """Tokens as one line of text; case counts only where it tells letters apart."""
+def one_line(tokens: Sequence[Token]) -> str:
+    """Joins tokens to one line of text; case counts only where it tells letters apart."""
     line = ""
-    for token in given:
+    for token in tokens:
         gap = token.spaced and line and (line[-1].isalnum() or line[-1] in ".,;:)]}%'\"") and token.text not in ",;)"
         line += (" " if gap else "") + _cased(token)
     return line
@@ -58,9 +58,9 @@ def _cased(token: Token) -> str:
     return token.text if counts else lower
 
 
-def of_fixed_form(given: Sequence[Token]) -> Answer | None:
-    """A letter, time, date, number in words, or that there is no solution; None if it is none of these."""
-    line = shown(given)
+def of_fixed_form(tokens: Sequence[Token]) -> Answer | None:
+    """Parses a letter, time, date, number in words, or that there is no solution; None if it is none of these."""
+    line = one_line(tokens)
     if len(line) > 200:
         return None
     if _NONE.fullmatch(line):
@@ -72,9 +72,9 @@ def of_fixed_form(given: Sequence[Token]) -> Answer | None:
     return _letter(line) or _clock(line) or _date(line)
 
 
-def as_text(given: Sequence[Token]) -> Answer:
-    """An answer that is compared as it is written."""
-    return Answer("text", shown(given))
+def as_text(tokens: Sequence[Token]) -> Answer:
+    """Makes an answer that is compared as it is written."""
+    return Answer("text", one_line(tokens))
 
 
 def _letter(line: str) -> Answer | None:
