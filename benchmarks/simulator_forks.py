@@ -173,6 +173,7 @@ def memory(suite: str, tasks: int, slots: int) -> dict[str, Any]:
     with ExitStack() as opened:
         player = Player(opened, suite, tasks, slots, slots, forks=True)
         seen = digest(player, tasks)
+        assert player.server is not None
         server, each = measured(player.server.pid), [measured(pid) for pid in player.pool.pids]
         row = {"server": server, "server_peak": peak(player.server.pid), "digest": seen}
     with ExitStack() as opened:
