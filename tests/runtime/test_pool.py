@@ -164,7 +164,7 @@ def test_a_busy_worker_gets_all_that_its_resets_need(make_rig, tmp_path, batch):
         rig.pool.send(command._replace(video=slot == 60), Video(str(tmp_path / "a.mp4")) if slot == 60 else None, draws)
         if not batch or slot == 79:
             rig.pool.flush()
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 10, "it did not wait for the worker, which reads nothing"
     assert connection.fileno() in rig.pool._by_fd, "some of it waits"
     os.kill(rig.pool.pids[0], signal.SIGCONT)
     answered = []
@@ -213,7 +213,7 @@ def test_a_hung_step_shows_where_it_stands(make_rig):
     began = time.monotonic()
     with pytest.raises(WorkerHungError) as failed:
         rig.pool.recv(1)
-    assert 0.5 <= time.monotonic() - began < 2
+    assert 0.5 <= time.monotonic() - began < 20
     assert "_misbehave" in failed.value.detail
     assert "0.5 s while stepping" in failed.value.message
     assert "env.step_timeout_s" in failed.value.remedy
