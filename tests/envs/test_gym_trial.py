@@ -124,7 +124,7 @@ import sys
 sys.path[:0] = [{here!r}, {root!r}]
 from embodied.envs.gym import asking
 from embodied.envs.gym.settings import making_of
-asking.asked(making_of(None, "odd_processes.Odd", {kwargs!r}, None, None, [], [], {{}}), False, None)
+asking.probed(making_of(None, "odd_processes.Odd", {kwargs!r}, None, None, [], [], {{}}), False, None)
 """
 
 

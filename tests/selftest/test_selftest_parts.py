@@ -89,7 +89,7 @@ def perturbed(kind: str, by: float, monkeypatch) -> None:
             matrix += by * torch.randn(matrix.shape, generator=torch.Generator().manual_seed(0))
         return one
 
-    monkeypatch.setattr(numbers, "made", made)
+    monkeypatch.setattr(numbers, "built_policy", made)
     monkeypatch.setattr(numbers, "SMALL", {kind: policies.SMALL[kind]})
     monkeypatch.setattr(numbers, "BF16", {})
 
@@ -147,7 +147,7 @@ def test_a_gpu_may_add_up_gradients_in_any_order_and_no_more(by, failed, tmp_pat
         step, share = learn(one, records), by * next(calls)
         return replace(step, gradients={n: (1 + share) * v for n, v in step.gradients.items()})
 
-    monkeypatch.setattr(determinism, "made", lambda device, *keys: usual("cpu", *keys))
+    monkeypatch.setattr(determinism, "built_policy", lambda device, *keys: usual("cpu", *keys))
     monkeypatch.setattr(determinism, "SMALL", {"mlp": policies.MLP})
     monkeypatch.setattr(learning, "learn", learned)
     measured = [*determinism.determinism(Place("cuda", tmp_path))]
@@ -221,7 +221,7 @@ def test_a_gpu_is_asked_for_memory_that_libraries_do_not_hide(place):
 
 
 def test_a_python_without_vllm_is_no_failure(tmp_path, monkeypatch):
-    monkeypatch.setattr(engine, "made", lambda device, *keys: policies.built_policy("cpu", *keys))
+    monkeypatch.setattr(engine, "built_policy", lambda device, *keys: policies.built_policy("cpu", *keys))
     with pytest.raises(NotRun, match=r"has no package vllm; name the Python .*--vllm-python"):
         [*engine.engine(Place("cuda", tmp_path, sys.executable))]
 
