@@ -39,6 +39,7 @@ from .files import (
     read_init_states,
     read_tasks,
 )
+from .memory import function
 from .process import prepare_process
 from .rendering import BACKENDS, Pictures, RendererChoice, check_renderer, draw_frame
 from .sharing import EnvSlot
@@ -155,7 +156,8 @@ class LiberoEnv:
 
     def prepare(self) -> WorkerFacts:
         choice, found = _prepare_once(self._paths, self._renderer, os.environ.get("MUJOCO_EGL_DEVICE_ID"))
-        return WorkerFacts(os.getpid(), choice.name, choice.reason, found, choice.driver, versions_of(PACKAGES))
+        versions, shared = versions_of(PACKAGES), function("mj_copyData") is not None
+        return WorkerFacts(os.getpid(), choice.name, choice.reason, found, choice.driver, versions, shared)
 
     def _try_imports(self) -> WorkerFacts:
         choice = check_renderer(self._renderer)

@@ -174,6 +174,13 @@ def test_slots_of_other_pictures_have_simulators_of_their_own(slots):
     other.close()
 
 
+def test_the_worker_says_whether_its_slots_share_simulators(slots, monkeypatch):
+    (env,) = slots(1)
+    assert env.prepare().shares_simulators
+    monkeypatch.setattr("embodied.envs.libero.env.function", lambda name: None)
+    assert not env.prepare().shares_simulators
+
+
 def test_without_mujocos_copy_each_slot_has_its_own_simulator(slots, monkeypatch):
     one, other = slots(2, task_ids=[0])
     monkeypatch.setattr(sharing, "function", lambda name: None)
