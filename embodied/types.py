@@ -347,3 +347,4 @@ class WorkerFacts:
     extra: Mapping[str, str] = field(default_factory=dict)
     driver: str = ""  # renderer, e.g. "llvmpipe (LLVM 19.1.7, 256 bits)"
     versions: Mapping[str, str] = field(default_factory=dict)  # package of the simulator → its version
+    shares_simulators: bool = False  # what one env slot of the worker has built serves the others

@@ -2,8 +2,7 @@
 
 | object | does |
 |---|---|
-| :class:`~embodied.run.training.collector.Collector` | runs the plan of an iteration: rollouts, refills, greedy
-episodes |
+| :class:`~embodied.run.training.collector.Collector` | runs an iteration's plan: rollouts, refills, greedy episodes |
 | a learner (:mod:`embodied.learn`) | turns an iteration's records or demonstrations into optimizer steps |
 | :class:`~embodied.run.evaluation.evaluator.EvaluationRunner` | runs the plan of an evaluation |
 | :class:`~embodied.run.folder.reporter.Reporter` | speaks: console, trackers, times |

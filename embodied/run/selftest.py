@@ -15,7 +15,6 @@ envs gets other rows, too, unless the rows are set.
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -23,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from embodied.errors import ConfigError, RendererUnavailableError
-from embodied.lib.targets import load_target
+from embodied.lib.targets import arguments_of
 from embodied.observe import statistics
 from embodied.observe.terminal.console import Console
 from embodied.parallel.group import Group
@@ -176,7 +175,7 @@ def variations(
 
 def _renderers(side: ConfiguredEnv, used: str, console: Console) -> Iterator[str]:
     """Yields the other renderers of the env that work here."""
-    takes = "renderer" in inspect.signature(load_target(side.config.target, "env.eval._target_")).parameters
+    takes = "renderer" in arguments_of(side.config.target, "env.eval._target_").named
     if not takes or not isinstance(side.env, NeedsOfMachine):
         return
     drawing = {name.lower(): draw for name, draw in side.env.needs().renderers.items()}

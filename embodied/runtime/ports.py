@@ -91,6 +91,11 @@ class EnvPort(Protocol):
         another."""
         ...
 
+    def simulators_of(self, slot: int) -> int:
+        """The first of the slots that share this slot's simulators: what one of them has built serves the others. They
+        have one worker. The slot itself if it shares none."""
+        ...
+
     def send(self, command: Command, video: Video | None = None, draws: Draws | None = None) -> None:
         """Give a slot its next command. Its worker may be woken only by the next :meth:`flush` or :meth:`recv`.
 

@@ -78,10 +78,10 @@ class LiberoEnv:
         task_ids: tasks of the suite that are used, in this order (``Start.task_id`` indexes this list); None = all.
         wait_steps: control steps that objects get to settle after a reset; they count for nothing else.
         max_cached_simulators: built tasks that a worker keeps for all its env slots; the one used longest ago goes
-            first, and is equal when built again (2–5 s with its GL context). Slots in one task share its simulator, and
-            one that a slot is in is kept beyond that number. Without a GPU a worker takes 0.52 GB with one task, and
-            29–43 MB more for each other of libero_object (``benchmarks/simulator_memory.py``). Once it closes one to
-            build another it takes 0.4 GB more, since it then keeps what it has decoded of MuJoCo's files.
+            first, and is equal when built again (1.5–5 s of CPU time). Slots in one task share its simulator, and one
+            that a slot is in is kept beyond that number. Without a GPU a worker takes 0.52 GB with a task of
+            libero_object and 0.78 GB with ten, 0.65 and 1.50 GB of libero_10. Keeping three of ten takes no less (1.15
+            and 1.50 GB): who builds again keeps what it has decoded (``benchmarks/simulator_memory.py --kept``).
         init_params: ``camera_names``, ``camera_heights``, ``camera_widths`` (pixels), each with a default, and
             ``mesh_cell`` (m, 0): in pictures the vertices of a mesh that lie in one cube of this edge are one. 0.01
             costs a sixth of a 64-pixel picture's time without a GPU. 0 gives the benchmark's pictures, another value
@@ -102,7 +102,7 @@ class LiberoEnv:
         task_suite_name: str,
         task_ids: Sequence[int] | None = None,
         wait_steps: int = 10,
-        max_cached_simulators: int = 3,
+        max_cached_simulators: int = 10,
         init_params: Mapping[str, Any] | None = None,
         renderer: str = "auto",
     ) -> None:
@@ -169,7 +169,8 @@ class LiberoEnv:
 
     def prepare(self) -> WorkerFacts:
         choice, versions = self._prepared()
-        return WorkerFacts(os.getpid(), choice.name, choice.reason, versions, choice.driver, versions_of(PACKAGES))
+        packages, shares = versions_of(PACKAGES), can_share()
+        return WorkerFacts(os.getpid(), choice.name, choice.reason, versions, choice.driver, packages, shares)
 
     def _prepared(self) -> tuple[RendererChoice, dict[str, str]]:
         return _prepare_once(self._paths, self._renderer, os.environ.get("MUJOCO_EGL_DEVICE_ID"))

@@ -19,11 +19,12 @@ from types import FrameType
 ANSWER, PHASE, ENDED = "answer", "phase", "ended"  # files of the folder that both sides know
 LATE = "late"
 _LOOK_S = 0.02
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 def supervise(work: Callable[[], str], finish: Callable[[], None], folder: Path, limit_s: float, grace_s: float) -> int:
-    """Runs ``work`` in a forked process, and ends that process with all that it has started.
+    """Runs ``work`` in a forked process, and ends that process with all that it has started, also at a SIGTERM: this
+    process gets one when its parent dies (``death`` of :class:`embodied.lib.child.Child`).
 
     Its answer is written as soon as it is known; a thread, a helper or a ``finish`` that hangs cannot keep it.
 
@@ -37,9 +38,7 @@ def supervise(work: Callable[[], str], finish: Callable[[], None], folder: Path,
     Returns:
         Exit status of the process that watches.
     """
-    prctl = ctypes.CDLL(None).prctl
-    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # a helper that turns into a daemon is still found
-    prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # a helper that turns into a daemon is still found
     signal.signal(signal.SIGTERM, _end_all)
     if (process := os.fork()) == 0:
         _work(work, finish, folder)

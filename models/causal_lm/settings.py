@@ -11,7 +11,7 @@ from typing import Any
 from embodied.errors import UnknownKeyError, did_you_mean, unknown_name
 
 from ..shared.bits import check_quantization
-from ..shared.keys import as_tuple, bad
+from ..shared.keys import AdapterKeys, bad
 
 # Of a tokenizer that is built here: digits, lower-case letters, and what sums and sentences need.
 CHARACTERS = " \n0123456789+-*/=()<>.,:;?!'abcdefghijklmnopqrstuvwxyz"
@@ -19,7 +19,7 @@ ASCII = "\n" + "".join(map(chr, range(32, 127)))  # meaning of ``characters: asc
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(AdapterKeys):
     """Keyword arguments of :func:`build_policy`, checked."""
 
     # Hugging Face folder on this machine, or package:NAME of an installed package that brings the weights along; null =
@@ -118,7 +118,7 @@ class Settings:
         check_quantization(self)
         self._check_numbers()
         self._check_source()
-        for pattern in as_tuple(self.freeze_pattern):
+        for pattern in self.freeze_patterns:
             try:
                 re.compile(pattern)
             except re.error as error:
@@ -177,21 +177,6 @@ class Settings:
         """Configured ``hidden_size`` and ``vocab_size``, those that are set."""
         given = {"hidden_size": self.hidden_size, "vocab_size": self.vocab_size}
         return {key: value for key, value in given.items() if value is not None}
-
-    @property
-    def saved_modules(self) -> tuple[str, ...]:
-        """Names of modules that are trained in full and saved beside adapters."""
-        return as_tuple(self.lora_modules_to_save)
-
-    @property
-    def freeze_patterns(self) -> tuple[str, ...]:
-        """Regular expressions of ``freeze_pattern``."""
-        return as_tuple(self.freeze_pattern)
-
-    @property
-    def lora_scale(self) -> float:
-        """LoRA's alpha, by default the rank, at most 16."""
-        return min(self.lora_rank, 16) if self.lora_alpha is None else self.lora_alpha
 
 
 def _is_number(value: Any) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from embodied.errors import ConfigError, UnknownKeyError, did_you_mean, unknown_name
 
 from ..shared.bits import check_quantization
-from ..shared.keys import as_tuple, bad
+from ..shared.keys import AdapterKeys, as_tuple, bad
 from .files.shapes import TowerHints
 from .network.config import DEAD_TARGETS, GRIPPERS, PRESETS, RELEASED_TARGETS, NetConfig, check_sizes, resize_towers
 
@@ -21,7 +21,7 @@ Pair = tuple[int | None, int | None]  # one number for DINOv2's tower, one for S
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(AdapterKeys):
     """Keyword arguments of :func:`build_policy`, checked. ``null`` for a size means the preset's or the
     checkpoint's."""
 
@@ -200,26 +200,11 @@ class Settings:
         return self.torch_compile or self.acts_compiled
 
     @property
-    def freeze_patterns(self) -> tuple[str, ...]:
-        """Regular expressions of ``freeze_pattern``."""
-        return as_tuple(self.freeze_pattern)
-
-    @property
-    def saved_modules(self) -> tuple[str, ...]:
-        """Names of modules that are trained in full and saved beside adapters."""
-        return as_tuple(self.lora_modules_to_save)
-
-    @property
     def lora_targets(self) -> list[str]:
         """Name endings of the layers that get adapters."""
         given = self.lora_target_modules
         names = RELEASED_TARGETS if given in (None, "all-linear") else as_tuple(given)
         return [name for name in names if name not in {*DEAD_TARGETS, *self.saved_modules}]
-
-    @property
-    def lora_scale(self) -> float:
-        """LoRA's alpha, by default the rank, at most 16."""
-        return min(self.lora_rank, 16) if self.lora_alpha is None else self.lora_alpha
 
     @property
     def values(self) -> int:

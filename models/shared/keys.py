@@ -13,6 +13,30 @@ def bad(key: str, value: Any, reason: str, fix: str) -> ConfigError:
     return ConfigError(f"actor.model.{key} = {value!r}: {reason}", f"actor.model.{key}: {fix}")
 
 
+class AdapterKeys:
+    """Reads the keys of adapters and frozen weights that settings have."""
+
+    lora_rank: int
+    lora_alpha: float | None
+    lora_modules_to_save: str | Sequence[str] | None
+    freeze_pattern: str | Sequence[str] | None
+
+    @property
+    def lora_scale(self) -> float:
+        """LoRA's alpha, by default the rank, at most 16."""
+        return min(self.lora_rank, 16) if self.lora_alpha is None else self.lora_alpha
+
+    @property
+    def saved_modules(self) -> tuple[str, ...]:
+        """Names of modules that are trained in full and saved beside adapters."""
+        return as_tuple(self.lora_modules_to_save)
+
+    @property
+    def freeze_patterns(self) -> tuple[str, ...]:
+        """Regular expressions of ``freeze_pattern``."""
+        return as_tuple(self.freeze_pattern)
+
+
 def as_tuple(value: str | Sequence[str] | None) -> tuple[str, ...]:
     """Converts one name or several to a tuple."""
     if value is None:

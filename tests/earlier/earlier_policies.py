@@ -118,6 +118,7 @@ def resumed(name: str) -> dict[str, Any]:
     """What one further iteration measures, and the length of each tensor of the policy that it leaves."""
     command(name, "train", "runner.max_epochs=2", f"runner.experiment_name={name}")
     rows = rows_of(Path("runs", name))
+    assert all(row["train/grad_norm"] > 1e-5 for row in rows), "an iteration that learns nothing shows nothing"
     policy, _ = restore(checkpoint(name, 2))
     lengths = {key: tensor.double().norm().item() for key, tensor in policy.state_dict().items()}  # type: ignore[attr-defined]
     return {"metrics": rows, "lengths": lengths}

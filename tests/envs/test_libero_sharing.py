@@ -1,7 +1,11 @@
 """Env slots of one process share simulators, and each has what it would have alone."""
 
+import inspect
+from pathlib import Path
+
 import numpy as np
 import pytest
+import yaml
 from embodied.envs.libero import LiberoEnv, sharing
 
 from embodied.types import Start
@@ -165,6 +169,33 @@ def test_the_number_of_simulators_counts_for_the_process_but_none_that_a_slot_is
     assert set(held) == before, "what nobody may come back to is closed"
 
 
+def test_ten_tasks_are_built_once_unless_fewer_are_kept(monkeypatch):
+    built: list[str] = []
+
+    class Built:
+        def __init__(self, bddl_file: str, pictures: object, keep_assets: bool) -> None:
+            built.append(bddl_file)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(sharing, "TaskSimulator", Built)
+    for kept, expected in (({}, 10), ({"max_cached_simulators": 3}, 20)):
+        monkeypatch.setattr(sharing, "_OF_PROCESS", sharing.Simulators())
+        built.clear()
+        env = LiberoEnv("libero_10", **kept)
+        for task in (*range(10), *range(10)):
+            env._enter(task)
+        assert len(built) == expected
+
+
+@pytest.mark.parametrize("suite", ["spatial", "object", "goal", "10", "90"])
+def test_a_file_of_a_suite_has_the_default_of_the_class(suite):
+    file = Path(__file__).parents[2] / "config" / "env" / f"libero_{suite}.yaml"
+    default = inspect.signature(LiberoEnv).parameters["max_cached_simulators"].default
+    assert yaml.safe_load(file.read_text(encoding="utf-8"))["max_cached_simulators"] == default
+
+
 def test_slots_of_other_pictures_have_simulators_of_their_own(slots):
     [one] = slots(1)
     other = LiberoEnv("libero_object", init_params={**PARAMS, "mesh_cell": 0.01})
@@ -172,6 +203,13 @@ def test_slots_of_other_pictures_have_simulators_of_their_own(slots):
         env.reset(Start(0, 0, 0))
     assert one._current is not other._current
     other.close()
+
+
+def test_the_worker_says_whether_its_slots_share_simulators(slots, monkeypatch):
+    (env,) = slots(1)
+    assert env.prepare().shares_simulators
+    monkeypatch.setattr("embodied.envs.libero.env.function", lambda name: None)
+    assert not env.prepare().shares_simulators
 
 
 def test_without_mujocos_copy_each_slot_has_its_own_simulator(slots, monkeypatch):

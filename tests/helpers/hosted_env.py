@@ -1,9 +1,10 @@
-"""An env that tells where it runs."""
+"""Envs that tell about the worker in which they run."""
 
 from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 
 from embodied.testing import FakeEnv
@@ -25,3 +26,10 @@ class TellsItsHost(FakeEnv):
             "path": ":".join(sys.path),
         }
         return WorkerFacts(os.getpid(), "none", "a fake env", extra)
+
+
+class SharesSimulators(FakeEnv):
+    """Says that the slots of a worker share simulators."""
+
+    def prepare(self) -> WorkerFacts:
+        return replace(super().prepare(), shares_simulators=True)

@@ -24,14 +24,18 @@ from embodied.types import Episode, Sampling, Start
 class Port:
     """Notes what slots are told, and what they are blamed for and forgiven."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, shares: bool) -> None:
         self.num_slots, self.up, self.restarts, self.moving = slots, [*range(slots)], 0, set[int]()
         self.sent: list[Command] = []
         self.blamed: list[tuple[int, int]] = []
         self.forgiven: list[int] = []
+        self._shares = shares
 
     def group_of(self, slot: int) -> int:
         return 0
+
+    def simulators_of(self, slot: int) -> int:
+        return 0 if self._shares else slot
 
     def send(self, command: Command, video: Any = None, draws: Any = None) -> None:
         self.sent.append(command)
@@ -78,13 +82,16 @@ def store() -> Iterator[RecordStore]:
     slab.close()
 
 
-def running(store: RecordStore, tasks: list[int], slots: int = 1, **more: Any) -> tuple[Run, Port, Prompt]:
+def running(
+    store: RecordStore, tasks: list[int], slots: int = 1, shares: bool = False, built: BuiltTasks | None = None,
+    **more: Any,
+) -> tuple[Run, Port, Prompt]:  # fmt: skip
     plan = [Episode(number, number, Start(task, number, 0)) for number, task in enumerate(tasks)]
     job: dict[str, Any] = {
         "sampling": Sampling(), "seed": 0, "stream": Stream.EVAL_NOISE, "version": 0, "max_steps": 4,
         "keep_records": False, "num_slots": slots, **more,
     }  # fmt: skip
-    port, policy, built = Port(slots), Prompt(), BuiltTasks(slots)
+    port, policy, built = Port(slots, shares), Prompt(), built or BuiltTasks()
     episodes = Episodes(plan, Job(**job), store, 4)
     made: Any = Run(port, policy, Schedule(False, 1), built, episodes, Timeline(slots), slots)  # type: ignore[arg-type]
     made.start_episodes()
@@ -114,7 +121,7 @@ def episodes_of(*tasks: int) -> list[Episode]:
 
 
 def test_a_slot_takes_a_task_that_it_has_built_then_one_that_nobody_works_on_then_the_first():
-    built = BuiltTasks(2)
+    built = BuiltTasks()
     assert built.pick(0, episodes_of(3, 1, 2), []) == 0
     assert built.pick(0, episodes_of(1, 2, 3), episodes_of(1)) == 2, "it has built 3"
     assert built.pick(0, episodes_of(1, 2, 1), episodes_of(1)) == 1, "another slot works on 1, and nobody on 2"
@@ -138,6 +145,30 @@ def test_a_new_worker_of_a_slot_has_built_nothing(store):
         else:
             end(run)
         assert [command.task_id for command in port.sent if command.kind == Kind.RESET] == [7, second]
+
+
+def test_a_slot_takes_a_task_that_another_with_its_simulators_has_built(store):
+    for shares, second in ((True, 7), (False, 5)):
+        _, port, _ = running(store, [7, 5, 7], slots=2, shares=shares)
+        assert [command.task_id for command in port.sent] == [7, second]
+
+
+def test_slots_that_shared_simulators_with_a_lost_worker_have_built_nothing(store):
+    run, port, _ = running(store, [7, 5, 7, 5], slots=2, shares=True)
+    run.take([Lost(slot, RuntimeError("it fell over"), 0) for slot in (0, 1)])
+    run.episodes.pending[:] = run.episodes.pending[-1:] + run.episodes.pending[:-1]
+    run.take([Back(1)])
+    run.start_episodes()
+    assert [command.task_id for command in port.sent] == [7, 7, 5]
+
+
+def test_a_worker_that_was_lost_beside_a_job_of_fewer_slots_has_built_nothing(store):
+    built = BuiltTasks()
+    running(store, [7, 5], slots=2, built=built)
+    fewer, _, _ = running(store, [7], slots=1, built=built)
+    fewer.take([Lost(1, RuntimeError("it fell over"), 0), Back(1)])
+    _, port, _ = running(store, [7, 6, 5], slots=2, built=built)
+    assert [command.task_id for command in port.sent] == [7, 6], "and not 5, which a worker before it had built"
 
 
 # -- episodes that cannot be run -------------------------------------------------------------------------------------

@@ -131,6 +131,16 @@ def test_all_slots_take_commands_once_it_is_open(open_port):
     assert [*opened.port.moving] == []
 
 
+def test_slots_share_simulators_with_none_unless_their_env_says_so(open_port):
+    port = open_port().port
+    assert [port.simulators_of(slot) for slot in range(SLOTS)] == [*range(SLOTS)]
+
+
+def test_slots_that_share_simulators_are_those_of_a_worker(make_rig):
+    pool = make_rig(slots=SLOTS, workers=2, target="hosted_env.SharesSimulators").pool
+    assert [pool.simulators_of(slot) for slot in range(SLOTS)] == [0, 1, 0]
+
+
 def test_a_command_is_answered_once_and_its_rows_are_written_by_then(open_port):
     opened = begun(open_port())
     envs = [FakeEnv() for _ in range(SLOTS)]

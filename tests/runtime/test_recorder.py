@@ -132,6 +132,9 @@ class Scripted:
     def group_of(self, slot: int) -> int:
         return 0
 
+    def simulators_of(self, slot: int) -> int:
+        return slot
+
     def send(self, command: Command, video: str | None = None) -> None:
         assert command.slot not in self._down
         self.sent.append(command)

@@ -143,3 +143,64 @@ def test_an_experiment_of_the_user_s_carries_no_name_whose_rules_it_changes(tmp_
 def test_rules_that_are_changed_under_a_name_are_refused(given):
     with pytest.raises(ConfigError, match=r"this is not the protocol openvla_oft.*\n  fix: .*protocol.name="):
         composed(*given)
+
+
+EXPERIMENT = """\
+# @package _global_
+defaults:
+  - override /protocol: mine
+  - override /env@env.train: ours
+  - override /env@env.eval: ours
+  - override /model: small
+"""
+FILES = {
+    "protocol": ("mine", "name: mine\nheld_out_states: 2\nsets: {env.eval.episodes_per_task: 3}\n"),
+    "env": ("ours", "_target_: embodied.testing.FakeEnv\n"),
+    "model": ("small", "# @package actor.model\n_target_: embodied.testing.FakePolicy\n"),
+    "experiment": ("own", EXPERIMENT),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of a user's with a file for each of four groups; it can be imported as ``ours_of_a_user``."""
+    folder = tmp_path / "ours_of_a_user"
+    for group, (name, text) in FILES.items():
+        (folder / group).mkdir(parents=True)
+        (folder / group / f"{name}.yaml").write_text(text, encoding="utf-8")
+    (folder / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    return folder
+
+
+@pytest.mark.parametrize("path", ["file://{folder}", "'file://{folder}'", "{folder}", "pkg://ours_of_a_user", ""])
+@pytest.mark.parametrize(
+    "chosen", [("env=ours", "model=small", "protocol=mine"), ("experiment=own",), ("experiment=own", "protocol=mine")]
+)
+def test_a_protocol_of_a_folder_holds_whichever_way_the_folder_is_given(chosen, path, folder):
+    searched = [f"hydra.searchpath=[{path.format(folder=folder)}]"] if path else []
+    resolved = composed(*chosen, *searched, folder=None if path else folder)
+    rules = resolved["protocol"]
+    assert (rules["name"], rules["held_out_states"], resolved["env"]["eval"]["episodes_per_task"]) == ("mine", 2, 3)
+    assert resolved["env"]["eval"]["_target_"] == "embodied.testing.FakeEnv"
+    assert resolved["actor"]["model"]["_target_"] == "embodied.testing.FakePolicy"
+
+
+def test_names_beside_a_search_path_are_those_of_its_files_too(folder):
+    searched = f"hydra.searchpath=[{folder}]"
+    assert composed("env=ours", "model=small", "protocol=MINE", searched)["protocol"]["name"] == "mine"
+    with pytest.raises(ConfigError, match=r"unknown protocol 'mines'. Did you mean 'mine'\?"):
+        composed("env=ours", "model=small", "protocol=mines", searched)
+
+
+@pytest.mark.parametrize("value", ["file:///nowhere", "[1]", "[pkg://not_installed]", "[file://"])
+@pytest.mark.filterwarnings("ignore:provider=hydra.searchpath")
+def test_a_search_path_that_is_wrong_is_refused_by_what_it_does_not_hold(value):
+    with pytest.raises(ConfigError, match="unknown env 'ours'"):
+        composed("env=ours", f"hydra.searchpath={value}")
+
+
+def test_a_file_of_a_model_without_its_package_is_refused_with_its_keys(folder):
+    (folder / "model" / "bare.yaml").write_text("_target_: embodied.testing.FakePolicy\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"unknown key 'model\._target_'.*its keys are actor\.model\."):
+        composed("env=ours", "model=bare", folder=folder)

@@ -7,18 +7,17 @@ are spread over the elements by broadcasting, and the loss curve looks like any 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from embodied.algorithms.conformance.blame import blame
+from embodied.algorithms.conformance.blame import Check
 from embodied.algorithms.conformance.inputs import LITTLE, MOST_ELEMENTS, RECORDS, STEPS, Inputs, made_up, ratio_range
 from embodied.algorithms.conformance.isolation import isolated_copy, one_line, random_state_kept, seed_all
 from embodied.algorithms.importance import sequence_level
 from embodied.algorithms.policy_loss import Anchor, Loss, PolicyLoss
-from embodied.errors import ConfigError, EmbodiedError
+from embodied.errors import ConfigError
 
 TOLERANCE = 1e-4
 FIELDS = "PolicyLoss(per_token, ratio, clipped)"
@@ -59,9 +58,12 @@ def check_loss(
             check.importance(made_up(elements, LITTLE))
 
 
-class _Check:
+class _Check(Check):
+    likely = "all tensors are float32 [N, M], and logprobs need a gradient"
+
     def __init__(self, loss: Any, name: str, device: torch.device) -> None:
-        self._loss, self._name, self._device = loss, name, device
+        super().__init__(loss, name)
+        self._loss, self._device = loss, device
 
     def anchor(self) -> None:
         if not isinstance(self._loss.anchor, Anchor):
@@ -215,19 +217,6 @@ class _Check:
             raise self._wrong(f"gives a {type(found).__name__}", FIELDS, fix)
         return found
 
-    def _guarded(self, call: Callable[[], Any]) -> Any:
-        try:
-            return call()
-        except EmbodiedError:
-            raise
-        except Exception as error:
-            place = blame(error, type(self._loss))
-            raise ConfigError(
-                f"{self._name} raises {type(error).__name__}: {one_line(error)} ({place})",
-                "mend that line; all tensors are float32 [N, M], and logprobs need a gradient "
-                "(docs/how_to/add_a_loss.md)",
-            ) from error
-
     def _tensor(self, found: Any, what: str, inputs: Inputs, dtype: torch.dtype) -> None:
         wanted = list(inputs.logprobs.shape)
         if not isinstance(found, Tensor):
@@ -265,9 +254,6 @@ class _Check:
             "leave out means, sums and deviations over the first axis: algorithm.loss_agg_func adds records up, and "
             "algorithm.adv_type and algorithm.normalize_advantages compare them",
         )
-
-    def _wrong(self, got: str, expected: str, fix: str) -> ConfigError:
-        return ConfigError(f"{self._name} {got}, expected {expected}", f"{fix} (docs/how_to/add_a_loss.md)")
 
 
 def _values(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,7 +12,6 @@ No simulator is needed, and no configuration of the run::
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -24,7 +23,7 @@ from embodied.errors import CheckpointError, ConfigError, DamagedCheckpointError
 from embodied.learn.origin import Restored
 from embodied.lib.files import EXPORT_FILE, check_export, checksums, reading, sealed
 from embodied.lib.spec_json import from_json
-from embodied.lib.targets import load_target
+from embodied.lib.targets import arguments_of, load_target
 from embodied.protocols import ROUNDINGS
 from embodied.types import EnvSpec
 
@@ -168,7 +167,7 @@ def build(
     if not trust:
         check_trusted(target, keys, folder)
     make = load_target(target, "_target_")
-    own = {key: True for key in (TRUST, *OWN_CODE) if trust and key in inspect.signature(make).parameters}
+    own = {key: True for key in (TRUST, *OWN_CODE) if trust and key in arguments_of(target, "_target_").named}
     policy = make(**{name: str(folder) if value == HERE else value for name, value in keys.items()}, **own)
     bound = from_json(facts.env_spec) if env is None else env
     policy.to(device)

@@ -7,7 +7,6 @@ runs/NAME/  config.yaml  origins.json  metrics.jsonl  tensorboard/  checkpoints/
 from __future__ import annotations
 
 import fcntl
-import inspect
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import IO, Any
 import yaml
 
 from embodied.errors import RunFolderError
-from embodied.lib.targets import load_target
+from embodied.lib.targets import arguments_of
 from embodied.lib.whole import write_whole
 from embodied.schema import ProtocolConfig, defaults
 
@@ -175,8 +174,8 @@ def _default(resolved: Mapping[str, Any], key: str) -> Any:
         usual, resolved = usual.get(parent) or {}, resolved[parent]
     if name in usual or "_target_" not in resolved:
         return usual.get(name, _ABSENT)
-    parameters = inspect.signature(load_target(resolved["_target_"], f"{'.'.join(parents)}._target_")).parameters
-    return parameters[name].default if name in parameters else _ABSENT
+    named = arguments_of(resolved["_target_"], f"{'.'.join(parents)}._target_").named
+    return named[name].default if name in named else _ABSENT
 
 
 def differences(old: Any, new: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:

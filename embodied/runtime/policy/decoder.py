@@ -13,12 +13,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
 import torch
 
 from embodied.protocols import Decodes, Policy
 from embodied.random import Stream
-from embodied.runtime.plan import noise
 from embodied.runtime.policy.policy_port import Draw, PolicyPort, PolicyRows, Request
 from embodied.runtime.slab import Slab
 from embodied.types import Decision, EnvSpec, Sampling
@@ -82,12 +80,12 @@ class Decoder(PolicyPort):
         free = [lane for lane in range(self._lanes) if lane not in self._busy][: len(self._queue)]
         if not free:
             return
-        requests, draw = [self._queue.popleft() for _ in free], self._draw
-        drawn = [noise(draw.seed, draw.stream, one.episode_id, one.t, self._noise) for one in requests]
+        requests = [self._queue.popleft() for _ in free]
+        drawn = self._draw.noise_of(requests, self._noise)
         obs = self._rows.observations([request.row for request in requests])
         self._before_act(obs)
         with torch.inference_mode():
-            self._decoding.admit(free, obs, torch.from_numpy(np.stack(drawn)).to(self._device))
+            self._decoding.admit(free, obs, torch.from_numpy(drawn).to(self._device))
         self._busy |= dict(zip(free, requests, strict=True))
 
     def cancel(self, slot: int) -> None:

@@ -26,7 +26,7 @@ from embodied.random import Stream
 from embodied.runtime.plan import noise
 from embodied.runtime.policy.capture import fast_act
 from embodied.runtime.slab import Slab
-from embodied.types import Decision, EnvSpec, Sampling
+from embodied.types import Decision, EnvSpec, Noise, Sampling
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,10 @@ class Draw:
     sampling: Sampling
     seed: int
     stream: Stream  # seed, stream, episode and t key a decision's noise
+
+    def noise_of(self, requests: Sequence[Request], declared: Noise) -> np.ndarray:
+        """Returns the noise of their decisions, as a policy's spec declares it: [n, *shape]."""
+        return np.stack([noise(self.seed, self.stream, one.episode_id, one.t, declared) for one in requests])
 
 
 class PolicyPort(Protocol):
@@ -203,9 +207,7 @@ class OnePass(PolicyPort):
     def poll(self) -> list[Request]:
         requests = [self._queue.popleft() for _ in range(min(self._batch, len(self._queue)))]
         if requests:
-            draw = self._draw
-            drawn = [noise(draw.seed, draw.stream, one.episode_id, one.t, self._noise) for one in requests]
-            self._answer(requests, np.stack(drawn))
+            self._answer(requests, self._draw.noise_of(requests, self._noise))
         return requests
 
     def cancel(self, slot: int) -> None:

@@ -13,6 +13,7 @@ import select
 import time
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
+from contextlib import closing
 
 from embodied.errors import SafeStopError
 from embodied.observe.video.video import Video
@@ -85,8 +86,7 @@ class Pool:
         self._starting += 1
         self._look_at = 0.0
         self._workers[index] = worker
-        for slot in slots:
-            self._by_slot[slot] = worker
+        self._by_slot |= dict.fromkeys(slots, worker)
         for fd in worker.fds:
             self._epoll.register(fd, select.EPOLLIN)
             self._by_fd[fd] = worker
@@ -106,8 +106,7 @@ class Pool:
             ending.stop_robot_of(worker, error)
         finally:
             self._forget(worker)
-        first_start = worker.facts is None and self._attempts[worker.index] == 1 and not self._served
-        if first_start:
+        if worker.facts is None and self._attempts[worker.index] == 1 and not self._served:  # its first start
             raise error
         if worker.guardian is not None:
             raise ending.not_replaced(error)
@@ -143,6 +142,11 @@ class Pool:
     def group_of(self, slot: int) -> int:
         """The slot's worker if it steps its slots together, else 0."""
         return self._by_slot[slot].index if self._config.batch else 0
+
+    def simulators_of(self, slot: int) -> int:
+        """The first slot of the slot's worker if those share simulators, else the slot."""
+        worker = self._by_slot[slot]
+        return worker.slots[0] if worker.facts is not None and worker.facts.shares_simulators else slot
 
     @property
     def moving(self) -> AbstractSet[int]:
@@ -218,9 +222,8 @@ class Pool:
             enough = missing <= 0 or not self._busy or self._ask_for(missing)
             left = min(self._next_deadline(), max(0.0, until - time.monotonic()))
             events += self._poll(0.0 if enough else left)
-            if len(events) >= min_ready or not self._busy or time.monotonic() >= until:
-                return events
-            if not all(isinstance(event, Completion) for event in events):
+            enough = len(events) >= min_ready or not self._busy or time.monotonic() >= until
+            if enough or not all(isinstance(event, Completion) for event in events):
                 return events
 
     @property
@@ -250,8 +253,7 @@ class Pool:
         return time.monotonic() + self._config.deadlines.shortest if self._quiet else float("inf")
 
     def _poll(self, wait: float) -> list[Event]:
-        events: list[Event] = []
-        dead = []
+        events, dead = list[Event](), list[WorkerProcess]()
         for fd, _ in self._epoll.poll(None if wait == float("inf") else wait):
             worker = self._by_fd[fd]
             if fd == worker.pidfd:
@@ -322,10 +324,8 @@ class Pool:
     def close(self) -> None:
         """End the workers and wait for them. Those that have not started yet have nothing to close and are killed, like
         those that do not end within 5 s."""
-        failed = self._end()
-        self._epoll.close()
-        if failed:
-            raise failed[0]
+        with closing(self._epoll):
+            self.rest()
 
     def _end(self) -> list[SafeStopError]:
         failed: list[SafeStopError] = []

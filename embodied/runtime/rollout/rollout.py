@@ -20,9 +20,8 @@ record), and policy batches have one fixed shape.
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 
 from embodied.errors import ConfigError
 from embodied.observe.timeline import Timeline
@@ -46,25 +45,21 @@ GIVEN_UP_IN_A_ROW = (
 )
 
 
-@dataclass
 class BuiltTasks:
-    """Remembers the tasks whose simulators each slot has built, the latest last. Building one costs as much as an
-    episode."""
+    """Remembers the tasks whose simulators have been built, the latest last, by the number of the slots that have these
+    simulators (:meth:`embodied.runtime.ports.EnvPort.simulators_of`). Building one costs as much as an episode."""
 
-    num_slots: int
-    built: list[deque[int]] = field(init=False)
+    def __init__(self) -> None:
+        self._built: defaultdict[int, deque[int]] = defaultdict(lambda: deque(maxlen=64))
 
-    def __post_init__(self) -> None:
-        self.built = [deque(maxlen=64) for _ in range(self.num_slots)]
-
-    def pick(self, slot: int, pending: Sequence[Episode], running: Iterable[Episode]) -> int:
-        """Chooses the index of the pending episode that ``slot`` should take: one of a task that it has built, else of
-        a task that no other slot works on, else the first.
+    def pick(self, simulators: int, pending: Sequence[Episode], running: Iterable[Episode]) -> int:
+        """Chooses the index of the pending episode that a slot with these simulators should take: one of a task that is
+        built, else of a task that no other slot works on, else the first.
 
         Args:
             running: episodes of the other slots.
         """
-        built = self.built[slot]
+        built = self._built[simulators]
         if built and pending[0].start.task_id == built[-1]:  # nothing to compare: always so with one task
             return 0
         busy_tasks = {episode.start.task_id for episode in running}
@@ -80,13 +75,13 @@ class BuiltTasks:
         built.append(task)
         return best
 
-    def forget(self, slot: int) -> None:
-        """Forget what the slot has built: a new worker serves it."""
-        self.built[slot].clear()
+    def forget(self, simulators: int) -> None:
+        """Forget what has been built: a new worker has built nothing."""
+        self._built[simulators].clear()
 
 
 class Rollout:
-    """Runs plans of episodes on envs, with a policy. Between two calls it keeps only which tasks a slot has built.
+    """Runs plans of episodes on envs, with a policy. Between two calls it keeps only which tasks are built.
 
     Args:
         records: store whose rows the episodes lease. Rows of kept records stay leased until they are given back.
@@ -107,11 +102,11 @@ class Rollout:
         self._envs, self._policy, self.records, self._chunk = envs, policy, records, chunk
         self._schedule, self._sections = schedule, sections
         self._traces = traces or Traces()
-        self._built = BuiltTasks(envs.num_slots)
+        self._built = BuiltTasks()
 
     def forget(self) -> None:
-        """Forget what slots have built: new workers serve them."""
-        self._built = BuiltTasks(self._envs.num_slots)
+        """Forget which tasks are built: new workers serve the slots."""
+        self._built = BuiltTasks()
 
     def collect(
         self,
@@ -236,7 +231,8 @@ class Run:
         while self._idle and self.episodes.may_start:
             slot = self._idle.popleft()
             others = (running.episode for running in self.episodes.running.values())
-            self._send(*self.episodes.start(slot, self._built.pick(slot, self.episodes.pending, others)))
+            index = self._built.pick(self._envs.simulators_of(slot), self.episodes.pending, others)
+            self._send(*self.episodes.start(slot, index))
         self._envs.flush()
 
     def _send(self, command: Command, video: Video | None = None, draws: Draws | None = None) -> None:
@@ -272,6 +268,7 @@ class Run:
 
     def _lose(self, lost: Lost) -> None:
         slot = lost.slot
+        self._built.forget(slot)  # of slots that shared simulators, all are lost, and these have the number of one
         if slot >= self._slots:
             return
         self.timeline.lost(slot)
@@ -282,7 +279,6 @@ class Run:
             self._policy.cancel(slot)
         if slot in self._idle:
             self._idle.remove(slot)
-        self._built.forget(slot)
         episode = self.episodes.requeue(slot)
         if episode is not None and not self.episodes.job.retry_safe:
             raise not_redone(f"episode {episode.episode_id}", lost) from lost.error

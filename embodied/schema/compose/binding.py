@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
@@ -11,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 from pydantic import BaseModel, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from embodied.errors import ConfigError, UnknownKeyError, nearest
-from embodied.lib.targets import load_target
+from embodied.lib.targets import arguments_of
 from embodied.schema.compose.key_errors import KeyProblem, fix, wrong_values
 from embodied.schema.keys.base import OpenSection
 from embodied.schema.keys.config import Config
@@ -213,10 +212,10 @@ def _takes(section: Mapping[str, Any], path: str) -> Collection[str] | None:
     target = section.get("_target_")
     try:
         _import_first(section.get("external_lib"))
-        parameters = inspect.signature(load_target(str(target), f"{path}._target_")).parameters
-    except (ConfigError, TypeError, ValueError):
+        takes = arguments_of(str(target), f"{path}._target_")
+    except ConfigError:
         return None
-    return None if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) else tuple(parameters)
+    return None if takes.others else tuple(takes.named)
 
 
 def _own(path: str) -> list[str]:
@@ -249,24 +248,23 @@ def target_kwargs(section: OpenSection, path: str) -> dict[str, Any]:
     """
     if isinstance(section, ModelConfig):
         _import_first(section.external_lib)
-    signature = inspect.signature(load_target(section.target, f"{path}._target_"))
+    takes = arguments_of(section.target, f"{path}._target_")
     given = dict(section.model_extra or {})
     own = [f.alias or name for name, f in type(section).model_fields.items()]
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    if isinstance(section, ModelConfig) and (takes_any or "freeze_pattern" in signature.parameters):
+    if isinstance(section, ModelConfig) and "freeze_pattern" in takes:
         # The target may choose number formats by what is frozen.
         given |= {"freeze_pattern": section.freeze_pattern} if section.freeze_pattern is not None else {}
-    unknown = [name for name in given if name not in signature.parameters and not takes_any]
+    unknown = [name for name in given if name not in takes]
     if unknown:
-        known = [*own, *signature.parameters]
+        known = [*own, *takes.named]
         told = [_told_of(f"{path}.{name}", known, given[name], Others()) for name in unknown]
         rest = f"correct the key, or remove it; known keys of {path}: {', '.join(sorted(known))}"
         raise UnknownKeyError("\n".join(one.line for one in told), fix(told, rest))
-    for name, parameter in signature.parameters.items():
-        if parameter.default is parameter.empty and name not in given and parameter.kind is not parameter.VAR_KEYWORD:
+    for name, parameter in takes.named.items():
+        if parameter.default is parameter.empty and name not in given:
             raise ConfigError(f"{path}.{name} is missing", f"set {path}.{name}; {section.target} needs it")
     names = importlib.import_module(section.target.rpartition(".")[0]).__dict__
-    annotations = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+    annotations = {name: parameter.annotation for name, parameter in takes.named.items()}
     return {name: _of_type(annotations.get(name, Any), names, value, f"{path}.{name}") for name, value in given.items()}
 
 

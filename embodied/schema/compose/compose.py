@@ -16,7 +16,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from embodied.errors import ConfigError, UnknownKeyError
 from embodied.schema.compose.binding import bind, check_known, with_derived
-from embodied.schema.compose.hydra_files import WrongChoice, compose_files
+from embodied.schema.compose.hydra_files import WrongChoice, compose_files, search_folders
 from embodied.schema.compose.of_hydra import RUN_DIR, Record, begin_in_run_dir, expand_user, record
 from embodied.schema.compose.origins import Origin, Origins, Trail
 from embodied.schema.compose.short_forms import SHORT as SHORT
@@ -73,6 +73,7 @@ def compose_unchecked(
     overrides: Sequence[str], config_name: str = "train", config_dirs: Sequence[str] = ()
 ) -> Composed:  # fmt: skip
     """Composes a configuration, and does not refuse combinations that cannot work (``schema.rules``)."""
+    config_dirs = [*search_folders(overrides), *config_dirs]
     check_names(config_dirs)
     try:
         return _composed(overrides, config_name, config_dirs)
@@ -204,7 +205,7 @@ def _check_sections(raw: Mapping[str, Any]) -> None:
     for section, group in SECTIONS.items():
         value: Any = raw
         for part in section.split("."):
-            value = value.get(part)
+            value = value.get(part) if isinstance(value, Mapping) else None
         if value is not None and not isinstance(value, Mapping):
             chosen = f"{group}={value} if that is a file of the group, or " if group else ""
             raise ConfigError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import OmegaConf, open_dict
@@ -95,6 +96,21 @@ def _folders(source: Mapping[str, str]) -> list[Path]:
     if source["schema"] == "pkg":
         return [Path(folder) for folder in import_module(source["path"]).__path__]
     return [Path(source["path"])] if source["schema"] == "file" else []
+
+
+def search_folders(overrides: Sequence[str]) -> list[str]:
+    """Returns the folders in which hydra looks because overrides say so. A value that is wrong, hydra refuses."""
+    values: list[Any] = []
+    for override in filter(_is_search_path, overrides):
+        with suppress(HydraException):
+            value = OverridesParser.create().parse_override(override).value()
+            values += value if isinstance(value, list) else []
+    found: list[str] = []
+    for path in (value for value in values if isinstance(value, str)):
+        schema, _, place = path.partition("://") if "://" in path else ("file", "", path)
+        with suppress(ImportError):
+            found += map(str, _folders({"schema": schema, "path": place}))
+    return found
 
 
 @contextmanager

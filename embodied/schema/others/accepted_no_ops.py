@@ -6,14 +6,13 @@ The tables have these keys and their values (columns ``accepted``, ``why`` …).
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
 from embodied.errors import ConfigError
-from embodied.lib.targets import load_target
+from embodied.lib.targets import arguments_of
 from embodied.schema.keys.paths import MISSING, at, without
 from embodied.schema.others.tables import column
 
@@ -83,8 +82,6 @@ def _takes(mapping: Mapping[str, Any], path: str) -> Callable[[str], bool]:
     if not isinstance(target, str):
         return lambda name: False
     try:
-        parameters = inspect.signature(load_target(target, f"{path}._target_")).parameters
-    except (ConfigError, TypeError, ValueError):
+        return arguments_of(target, f"{path}._target_").__contains__
+    except ConfigError:
         return lambda name: False
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    return lambda name: takes_any or name in parameters

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from embodied.errors import ConfigError
-from embodied.lib.targets import load_target
+from embodied.lib.targets import arguments_of
 from embodied.schema.keys.config import Config
 from embodied.schema.rules.derivation import Derivation
 from embodied.schema.rules.upload_checks import check_uploads
@@ -170,8 +169,7 @@ def _taken(config: Config, key: str) -> bool:
     model = config.actor.model
     if key.rpartition(".")[2] in (model.model_extra or {}):
         return True
-    parameters = inspect.signature(load_target(model.target, "actor.model._target_")).parameters
-    return key.rpartition(".")[2] in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return key.rpartition(".")[2] in arguments_of(model.target, "actor.model._target_")
 
 
 def _told(value: Any) -> str:

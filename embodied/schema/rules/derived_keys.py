@@ -7,13 +7,12 @@ that is given directly wins. Here stands what depends on the side of an env. Tha
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from embodied.errors import ConfigError
-from embodied.lib.targets import load_target
+from embodied.lib.targets import arguments_of, load_target
 from embodied.schema.keys.config import Config
 from embodied.schema.keys.paths import SIDES, own_of
 from embodied.schema.keys.sections.data import DataConfig
@@ -85,8 +84,8 @@ def _takes(config: Config, side: str, name: str) -> bool:
     """Returns whether the env of a side has such a keyword argument; one that cannot be imported has none."""
     target = getattr(config.env, side).target
     try:
-        return name in inspect.signature(load_target(target, f"env.{side}._target_")).parameters
-    except (ConfigError, TypeError, ValueError):
+        return name in arguments_of(target, f"env.{side}._target_").named
+    except ConfigError:
         return False
 
 
@@ -203,7 +202,7 @@ def _token_limit(config: Config) -> Changes:
     model = config.actor.model
     counter, own = f"{model.target.rpartition('.')[0]}.{COUNTER}", dict(model.model_extra or {})
     try:
-        takes = inspect.signature(load_target(counter, "actor.model._target_")).parameters
+        takes = arguments_of(counter, "actor.model._target_").named
     except ConfigError:
         return {}
     limit = {

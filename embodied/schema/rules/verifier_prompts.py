@@ -6,12 +6,11 @@ handed; one that ``env.train.verifier`` or ``env.eval.verifier`` gives directly 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from embodied.errors import ConfigError
-from embodied.lib.targets import load_target
+from embodied.lib.targets import arguments_of
 from embodied.schema.keys.config import Config
 
 OTHERS = ("custom", "remote")
@@ -74,7 +73,7 @@ def _reader(config: Config) -> dict[str, Any]:
     model = config.actor.model
     reader, own = f"{model.target.rpartition('.')[0]}.{READER}", model.model_extra or {}
     try:
-        takes = inspect.signature(load_target(reader, "actor.model._target_")).parameters
+        takes = arguments_of(reader, "actor.model._target_").named
     except ConfigError as error:
         raise ConfigError(
             f"data.return_full_prompt is true, and {model.target} has no function {READER} beside it, which makes full "

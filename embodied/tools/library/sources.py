@@ -18,7 +18,7 @@ import yaml
 import embodied
 import embodied.config
 from embodied.errors import ConfigError
-from embodied.lib.targets import load_target
+from embodied.lib.targets import arguments_of, load_target
 
 MOST = 4
 """Files that are named for a value at most."""
@@ -75,10 +75,9 @@ def arguments(section: str) -> Iterator[Argument]:
             made = load_target(target, f"{section}._target_")
         except ConfigError:  # a simulator that is not installed here
             continue
-        for name, parameter in inspect.signature(made).parameters.items():
-            if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
-                place, meaning = _told(made, name)
-                yield Argument(name, target, meaning, _default(made, name, parameter.default), place)
+        for name, parameter in arguments_of(target, f"{section}._target_").named.items():
+            place, meaning = _told(made, name)
+            yield Argument(name, target, meaning, _default(made, name, parameter.default), place)
 
 
 def relative(file: str | Path) -> str:

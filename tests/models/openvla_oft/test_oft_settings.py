@@ -96,8 +96,8 @@ def test_the_signature_is_that_of_the_settings() -> None:
 
 def test_every_setting_is_read_somewhere() -> None:
     folder = Path(openvla_oft.__file__).parent
-    shared = folder.parent / "shared" / "trained.py"  # reads the keys of adapters
-    code = "\n".join(file.read_text(encoding="utf-8") for file in (*folder.glob("*.py"), shared))
+    shared = [folder.parent / "shared" / name for name in ("trained.py", "keys.py")]  # read the keys of adapters
+    code = "\n".join(file.read_text(encoding="utf-8") for file in (*folder.glob("*.py"), *shared))
     handled_by_name = {"low_cpu_mem_usage"}  # a permission that is not used, as a run says
     handled_by_name |= {"override_config"}  # its entries take the place of sizes, before there are settings
     sizes = {"patch_size", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"}

@@ -6,17 +6,16 @@ and without a word; a metric without a row would end the run after its first upd
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from embodied.algorithms.conformance.blame import blame
+from embodied.algorithms.conformance.blame import Check
 from embodied.algorithms.conformance.inputs import LITTLE, MUCH, STEPS
 from embodied.algorithms.conformance.isolation import isolated_copy, one_line, random_state_kept, seed_all
-from embodied.errors import ConfigError, EmbodiedError
 from embodied.learn.terms.conformance.records import Case, Fields, make_case, tensors, usual_setup
 from embodied.learn.terms.custom import check_members, check_needs
 from embodied.learn.terms.measured import DECLARE, names_of, rows_of
@@ -67,9 +66,12 @@ def check_term(
             check.uncounted(case)
 
 
-class _Check:
+class _Check(Check):
+    likely = "what is None there must be named in needs"
+
     def __init__(self, term: Any, name: str, setup: Setup, device: torch.device, fields: Fields | None) -> None:
-        self._term, self._name, self._setup, self._device, self._fields = term, name, setup, device, fields
+        super().__init__(term, name)
+        self._term, self._setup, self._device, self._fields = term, setup, device, fields
 
     def case(self, step: float) -> Case:
         """Made-up records, with the weights that the term gives them."""
@@ -259,21 +261,6 @@ class _Check:
                 f"gives a {type(share).__name__}", "a Share", "write return Share((loss * weights).sum())"
             )
         return share
-
-    def _guarded(self, call: Callable[[], Any]) -> Any:
-        try:
-            return call()
-        except EmbodiedError:
-            raise
-        except Exception as error:
-            place = blame(error, type(self._term))
-            raise ConfigError(
-                f"{self._name} raises {type(error).__name__}: {one_line(error)} ({place})",
-                "mend that line; what is None there must be named in needs (docs/how_to/add_a_loss.md)",
-            ) from error
-
-    def _wrong(self, got: str, expected: str, fix: str) -> ConfigError:
-        return ConfigError(f"{self._name} {got}, expected {expected}", f"{fix} (docs/how_to/add_a_loss.md)")
 
 
 def _leaves(case: Case) -> dict[str, Tensor]:

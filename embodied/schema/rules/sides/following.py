@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from embodied.errors import ConfigError
-from embodied.lib.targets import load_target
+from embodied.lib.targets import arguments_of
 from embodied.schema.keys.paths import MISSING, at
 from embodied.schema.rules.sides.given import keys_of
 
@@ -87,10 +86,9 @@ def without_keys(overrides: Sequence[str], keys: Sequence[str]) -> list[str]:
 def _takes(side: Mapping[str, Any], key: str) -> bool:
     """Returns whether a side's class has such an argument. A misspelt key is an error of the side that sets it."""
     try:
-        parameters = inspect.signature(load_target(side["_target_"], f"{EVAL}_target_")).parameters
-    except (ConfigError, KeyError, TypeError, ValueError):
+        return key.partition(".")[0] in arguments_of(side["_target_"], f"{EVAL}_target_")
+    except (ConfigError, KeyError):
         return False
-    return key.partition(".")[0] in parameters or any(p.kind == p.VAR_KEYWORD for p in parameters.values())
 
 
 def _describes(key: str) -> bool:

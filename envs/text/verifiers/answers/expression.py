@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from .nodes import Node, fraction, indexed, mixed, negated, number, power, set_of, times, unwrapped
 from .number import decimal, repeating
-from .tokens import FUNCTIONS, Token
+from .tokens import FUNCTIONS, Token, TokenReader
 from .values import NotUnderstood
 
 MAX_DEPTH = 40
@@ -25,7 +25,7 @@ _LETTERS = 3
 """A longer run of letters is a word."""
 
 
-class Parser:
+class Parser(TokenReader):
     """Parser of an answer's tokens into an expression.
 
     Raises:
@@ -33,7 +33,8 @@ class Parser:
     """
 
     def __init__(self, tokens: Sequence[Token]) -> None:
-        self._given, self._at, self._depth = list(tokens), 0, 0
+        super().__init__(tokens)
+        self._depth = 0
 
     def whole(self) -> Node:
         """Parses all tokens as one expression."""
@@ -279,12 +280,3 @@ class Parser:
     def _close(self, sign: str) -> None:
         if self._take().text != sign:
             raise NotUnderstood
-
-    def _peek(self) -> str:
-        return self._given[self._at].text if self._at < len(self._given) else ""
-
-    def _take(self) -> Token:
-        if self._at >= len(self._given):
-            raise NotUnderstood
-        self._at += 1
-        return self._given[self._at - 1]

@@ -3,6 +3,7 @@ r"""Cuts LaTeX and plain text into tokens. Spaces, ``\left``, styles and ``\text
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .number import WRITTEN, WRITTEN_IN_BRACKETS
@@ -76,6 +77,22 @@ class Token:
     text: str
     spaced: bool = False  # white space stands before it
     worded: bool = False  # it stands in ``\\text{…}`` or the like
+
+
+class TokenReader:
+    """Reads tokens one after another."""
+
+    def __init__(self, given: Iterable[Token]) -> None:
+        self._given, self._at = list(given), 0
+
+    def _peek(self) -> str:
+        return self._given[self._at].text if self._at < len(self._given) else ""
+
+    def _take(self) -> Token:
+        if self._at >= len(self._given):
+            raise NotUnderstood
+        self._at += 1
+        return self._given[self._at - 1]
 
 
 class _Tokeniser:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 
-from .tokens import Token
+from .tokens import Token, TokenReader
 from .values import NotUnderstood, Unit
 
 _TABLE = """
@@ -142,9 +142,9 @@ def unit_of(tokens: Sequence[Token]) -> Unit:
     return Unit(spelled, "*".join(f"{name}^{power}" for name, power in sorted(dimensions.items())), factor)
 
 
-class _Reader:
+class _Reader(TokenReader):
     def __init__(self, given: Sequence[Token]) -> None:
-        self._given, self._at = [token for token in given if token.text != "." or token.kind != "sign"], 0
+        super().__init__(token for token in given if token.text != "." or token.kind != "sign")
         self.units: dict[str, Unit] = {}
 
     def run(self) -> Powers:
@@ -200,12 +200,3 @@ class _Reader:
             raise NotUnderstood
         self.units[unit.name] = unit
         return unit.name
-
-    def _peek(self) -> str:
-        return self._given[self._at].text if self._at < len(self._given) else ""
-
-    def _take(self) -> Token:
-        if self._at >= len(self._given):
-            raise NotUnderstood
-        self._at += 1
-        return self._given[self._at - 1]
