@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from embodied.errors import ConfigError, UnknownKeyError, did_you_mean
+from embodied.lib.host_memory import SimulatorMemory
 from embodied.types import (
     ArraySpec,
     ContinuousAction,
@@ -39,6 +40,7 @@ from .files import (
     read_init_states,
     read_tasks,
 )
+from .host_memory import host_memory
 from .process import prepare_process
 from .rendering import BACKENDS, Pictures, RendererChoice, check_renderer, draw_frame
 from .sharing import EnvSlot
@@ -145,6 +147,10 @@ class LiberoEnv:
         renderers = {{"egl": "EGL", "osmesa": "OSMesa"}[name]: functools.partial(draw_frame, name) for name in BACKENDS}
         licences = {"LIBERO's code": "MIT", "LIBERO's meshes, textures and initial states": "CC BY 4.0"}
         return SimulatorNeeds("LIBERO", MODULES, INSTALL, renderers, licences, LiberoEnv._try_imports)
+
+    def host_memory(self) -> SimulatorMemory:
+        """Says what simulators take of a worker's memory (:class:`embodied.protocols.SaysMemory`)."""
+        return host_memory(self._suite, self._pictures, self._slot.limit)
 
     def preflight(self) -> None:
         check_renderer(self._renderer)
