@@ -36,6 +36,7 @@ class SimulatorMemory:
     forked: ForkMemory | None = None  # None: not known
     drawn: float = 0.0  # share of ``tasks`` that lies in a GPU's memory where one draws
     addresses: tuple[int, ...] = ()  # address space of a worker with 0, 1, … tasks, as ``ulimit -v`` counts it
+    slot_addresses: int = 0  # … of each further slot
     keys: Mapping[str, str] = field(default_factory=dict)  # "keeps", "tasks" → the env's key that says it
     note: str = ""  # of what the figures are, and what was not measured
 
@@ -43,9 +44,9 @@ class SimulatorMemory:
         """Returns what so many tasks add to a worker."""
         return _extended((0, *self.tasks), count)
 
-    def addressed(self, count: int) -> int:
-        """Returns the address space of a worker with so many tasks; 0 if it is not known."""
-        return _extended(self.addresses, count) if self.addresses else 0
+    def addressed(self, tasks: int, slots: int = 1) -> int:
+        """Returns the address space of a worker with so many tasks and slots; 0 if it is not known."""
+        return _extended(self.addresses, tasks) + (slots - 1) * self.slot_addresses if self.addresses else 0
 
 
 def _extended(values: tuple[int, ...], index: int) -> int:

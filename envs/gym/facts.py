@@ -21,7 +21,7 @@ from embodied.lib.whole import write_whole
 from .asking import asked
 from .settings import Making
 
-_FORMAT = 3
+_FORMAT = 4
 Entries = Mapping[str, tuple[tuple[int, ...], str]]
 
 
@@ -43,6 +43,7 @@ class GymFacts:
     late: Entries = field(default_factory=dict)  # info… that only later steps or the end of an episode have
     whole: bool = True  # an episode was played to its end
     silent: tuple[str, ...] = ()  # entries named after success that do not say true or false
+    memory: tuple[int, ...] = (0, 0)  # bytes of a process that has made no env, and of what one env adds; 0 = not known
 
     @property
     def said(self) -> Entries:
@@ -109,11 +110,13 @@ def _decode(found: Mapping[str, Any]) -> GymFacts:
               for which in ("entries", "late")}  # fmt: skip
     frame = None if found["frame"] is None else tuple(found["frame"])
     bounds = {name: (low, high) for name, (low, high) in found["bounds"].items()}
-    return GymFacts(**{**found, **listed, "frame": frame, "bounds": bounds, "silent": tuple(found["silent"])})
+    return GymFacts(**{**found, **listed, "frame": frame, "bounds": bounds, "silent": tuple(found["silent"]),
+                       "memory": tuple(found["memory"])})  # fmt: skip
 
 
 def alike(one: GymFacts, two: GymFacts) -> bool:
-    """Whether two answers are of one env. Whether an episode ended in time depends on the machine."""
+    """Whether two answers are of one env. Whether an episode ended in time, and its memory, depend on the machine."""
+    one, two = (replace(facts, memory=(0, 0)) for facts in (one, two))
     if one.whole != two.whole:
         one, two = (replace(facts, late={}, whole=False, silent=()) for facts in (one, two))
     return one == two

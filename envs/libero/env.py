@@ -119,6 +119,7 @@ class LiberoEnv:
         self._spec = self._make_spec(MAX_STEPS[task_suite_name])
         self._wait_steps, self._renderer = wait_steps, renderer
         self._slot = EnvSlot(max_cached_simulators)
+        self._memory = host_memory(task_suite_name, self._pictures, max_cached_simulators)
         self._task_id = -1
         if solves(task_suite_name, task_ids):
             self.expert = self._expert  # set here alone: an env without an expert does not offer one
@@ -150,7 +151,7 @@ class LiberoEnv:
 
     def host_memory(self) -> SimulatorMemory:
         """Says what simulators take of a worker's memory (:class:`embodied.protocols.SaysMemory`)."""
-        return host_memory(self._suite, self._pictures, self._slot.limit)
+        return self._memory
 
     def preflight(self) -> None:
         check_renderer(self._renderer)

@@ -27,7 +27,8 @@ COARSE = 60 * MB  # less where the vertices of meshes are joined in cells of 0.0
 BUILDING = 1300 * MB  # resident memory beyond what stays
 FILES = 195 * MB  # Python, numpy, Mesa, LLVM
 DRAWN = 0.7  # share of a task's memory: textures 331 MB and display lists 36 MB of 400 and more
-ADDRESSES = (1.06, 4.7, 8.0, 10.9)  # GiB; MuJoCo reserves 1.3 for each of a task's two states
+ADDRESSES, ADDRESSES_OF_SLOT = (1.06, 4.7, 8.0, 10.9), 1.25
+"""GiB: MuJoCo reserves 1.24 for each state, of which a task has two and each further slot one."""
 NOTE = "measured without a GPU, with the first tasks of each suite (benchmarks/results/simulator_memory.json)"
 
 
@@ -47,6 +48,6 @@ def host_memory(suite: str, pictures: Pictures, keeps: int) -> SimulatorMemory:
     return SimulatorMemory(
         IMPORTS * MB, tasks, slot=MB, files=FILES, building=BUILDING, keeps=keeps,
         rebuilding=REBUILDING.get(base, 550) * MB, forked=ForkMemory(34 * MB, 35 * MB, 7 * MB), drawn=DRAWN,
-        addresses=tuple(int(size * 2**30) for size in ADDRESSES),
+        addresses=tuple(int(size * 2**30) for size in ADDRESSES), slot_addresses=int(ADDRESSES_OF_SLOT * 2**30),
         keys={"keeps": "max_cached_simulators", "tasks": "task_ids"}, note=NOTE,
     )  # fmt: skip

@@ -46,8 +46,12 @@ class WorkerMemory:
     @property
     def kept(self) -> int:
         """Tasks that the fullest worker keeps."""
-        in_use = -(-self.slots // self.workers)
-        return min(self.tasks, max(self.tasks if self.says.keeps is None else self.says.keeps, in_use))
+        return min(self.tasks, max(self.tasks if self.says.keeps is None else self.says.keeps, self.each))
+
+    @property
+    def each(self) -> int:
+        """Slots of the fullest worker."""
+        return -(-self.slots // self.workers)
 
     @property
     def _fork(self) -> ForkMemory | None:
@@ -56,11 +60,11 @@ class WorkerMemory:
     @property
     def _tasks(self) -> int:
         """Bytes that the tasks add to a worker that builds them."""
-        return self.says.with_tasks(self.kept) + (self.says.rebuilding if self.kept < self.tasks else 0)
+        return self.says.with_tasks(self.kept) + (self.says.rebuilding if self._built < self.tasks else 0)
 
     @property
     def _built(self) -> int:
-        """Tasks that the server builds."""
+        """Tasks that a process keeps whose slots need no more: the server's."""
         return min(self.tasks, self.tasks if self.says.keeps is None else self.says.keeps)
 
     @property
@@ -103,7 +107,7 @@ class WorkerMemory:
     @property
     def addressed(self) -> int:
         """Bytes of address space of the fullest worker; 0 if it is not known."""
-        return self.says.addressed(self.kept)
+        return self.says.addressed(self.kept, self.each)
 
     def with_workers(self, workers: int) -> WorkerMemory:
         """The same slots on at most so many workers."""

@@ -54,11 +54,11 @@ def remedies(config: schema.Config, processes: Group, pools: Pools, fits: Callab
     if found:
         return found
     together = now
-    for way in ways:  # the least of each, on top of the one before
-        least = min(way(together), key=lambda change: change.bytes, default=together)
-        together = least if least.bytes < together.bytes else together
-        if fits(together.pools):
-            return [_said(together)]
+    for way in ways:  # what fits, else the least of each, on top of the one before
+        for change in way(together):
+            if fits(change.pools):
+                return [_said(change)]
+        together = min((together, *way(together)), key=lambda change: change.bytes)
     tasks = next((pool.says.keys["tasks"] for pool in pools if "tasks" in pool.says.keys), None)
     fewer = f"take fewer tasks (env.train.{tasks}), or " if tasks is not None else ""
     return [f"{fewer}use a machine with more memory: with {together.overrides or 'the least sizes'} "
@@ -80,7 +80,7 @@ def _other_cache(change: Change) -> Iterator[Change]:
     if key is None:
         return
     most = max(pool.tasks for pool in change.pools)
-    ways = [[pool.keeping(count) for pool in change.pools] for count in range(1, most + 1)]
+    ways = [[pool.keeping(count) for pool in change.pools] for count in range(most, 0, -1)]
     for pools in sorted(ways, key=needed):
         kept, present = pools[0].says.keeps, change.pools[0].says.keeps
         keys = {f"env.{side}.{key}": kept for side in ("train", "eval")}
@@ -106,7 +106,7 @@ def fewer_slots(config: schema.Config, processes: Group, change: Change) -> Iter
         if not schema.only_evaluates(config):
             keys["algorithm.rollout_epoch"] = whole_groups(config, keys["env.train.total_num_envs"], size)
         if isinstance(config.env.num_workers, int) and config.env.num_workers > slots:
-            keys["env.num_workers"] = slots
+            keys["env.num_workers"] = max(pool.workers for pool in pools)
         yield Change({**change.keys, **keys}, pools, f"now {most * size}")
 
 
