@@ -26,7 +26,8 @@ from .verdict import Problem, Verdict, Verifier
 
 MAX_BYTES = 1 << 20
 PLAIN, LOADED = 22 * 2**20, 66 * 2**20
-"""Bytes of a worker, and of one whose verifier brings sympy and a process that is watched; slots share it."""
+"""Bytes of a worker, and of one whose verifier has a time limit: sympy, and a process that is watched. Slots share
+them."""
 
 
 @dataclass(frozen=True)
@@ -87,8 +88,8 @@ class TextEnv:
         return self._spec
 
     def host_memory(self) -> SimulatorMemory:
-        """Says what a worker takes (:class:`embodied.protocols.SaysMemory`), verifiers of ours included."""
-        return SimulatorMemory(LOADED if isinstance(self._verify, Loads) else PLAIN, (0,))
+        """Says what a worker takes (:class:`embodied.protocols.SaysMemory`) with verifiers of ours."""
+        return SimulatorMemory(LOADED if self.longest_step_s else PLAIN, (0,))
 
     @property
     def longest_step_s(self) -> float:

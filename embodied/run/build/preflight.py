@@ -50,8 +50,8 @@ class Rules:
         train, evaluation = self.sides.get("train"), self.sides.get("eval")
         if train and evaluation:
             yield partial(_check_same, train, evaluation)
-            self.config = config = with_workers(config, Sides(train, evaluation), processes)
-            self.composed = replace(self.composed, config=config)
+            yield partial(self._choose_workers, Sides(train, evaluation))
+            config = self.config
         if train:
             yield partial(train.kind.check_keys, config)
         if train and evaluation:
@@ -91,6 +91,10 @@ class Rules:
 
     def _make_side(self, name: str, wanted: schema.EnvSideConfig) -> None:
         self.sides[name] = make_side(name, wanted)
+
+    def _choose_workers(self, sides: Sides) -> None:
+        self.config = with_workers(self.config, sides, self.processes)
+        self.composed = replace(self.composed, config=self.config)
 
     def _read_demonstrations(self, train: ConfiguredEnv) -> None:
         self.demonstrated = train.kind.read_demonstrations(self.config, train.spec, train.kwargs)
