@@ -23,7 +23,7 @@ from embodied.run.memory.fitting import needed
 from embodied.run.memory.footprint import Footprint, Pass, Weights, footprint, in_files, readable
 from embodied.run.memory.remedies import Phase, remedies
 from embodied.run.memory.weights import kinds_of
-from embodied.run.memory.workers import at_least, fitting_rows, remedies_within, rows_of
+from embodied.run.memory.workers import at_least, check_addresses, fitting_rows, remedies_within, rows_of
 from embodied.runtime.memory import free_memory
 
 
@@ -102,6 +102,8 @@ class MemoryPlan:
             DeviceMemoryError: it names the keys to lower.
         """
         planned = self.config.runner.device_memory_gib is not None
+        if not planned:
+            check_addresses(self.config, self.processes, self.taken.pools)
         phase: Phase = "rollout" if self.counted.passes.update is None else "update"
         _hold(self.config, self.processes, self.taken, self.device, None if planned else self.machine, phase)
 

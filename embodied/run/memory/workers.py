@@ -27,8 +27,7 @@ def check(config: schema.Config, sides: Sides, processes: Group) -> str | None:
         DeviceMemoryError: it names keys with values that fit.
     """
     pools = memories_of(config, sides, processes)
-    if pools := [pool for pool in pools if pool.says != UNKNOWN]:
-        _check_addresses(config, processes, pools)
+    check_addresses(config, processes, pools)
     if (free := free_memory()) is None:
         return "what the machine has left of its memory is not known (no /proc/meminfo), so env workers may not fit"
     room, least = free // processes.local_size, needed(at_least(pools, config, processes))
@@ -58,15 +57,16 @@ def _undrawn(pool: WorkerMemory) -> WorkerMemory:
     return replace(pool, says=replace(pool.says, tasks=tasks))
 
 
-def _check_addresses(config: schema.Config, processes: Group, pools: Pools) -> None:
+def check_addresses(config: schema.Config, processes: Group, pools: Pools) -> None:
+    """Refuses workers whose address space is limited (``ulimit -v``). Raises :class:`DeviceMemoryError`."""
     limit = address_limit()
-    if limit is None or max(pool.addressed for pool in pools) <= limit:
+    most = max((pool.addressed for pool in pools), default=0)
+    if limit is None or most <= limit:
         return
 
     def fits(pools: Pools) -> bool:
         return max(pool.addressed for pool in pools) <= limit
 
-    most = max(pool.addressed for pool in pools)
     raise DeviceMemoryError(
         f"an env worker needs {readable(most)} of address space, and the shell allows {readable(limit)} (ulimit -v): "
         "MuJoCo and its kin reserve more than they use",

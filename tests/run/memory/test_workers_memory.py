@@ -196,6 +196,9 @@ def test_address_space_that_is_limited_is_refused(tmp_path, monkeypatch):
     assert refused.value.remedy.startswith("ulimit -v unlimited")
     assert "env.train.cache=2 env.eval.cache=2" in refused.value.remedy
     assert workers.check(*asked(checked_of(tmp_path, *options, *both("env.SIDE.cache", 2)))) is None
+    dry = checked_of(tmp_path, *options, "runner.dry_run=true")
+    with pytest.raises(DeviceMemoryError, match="of address space"):
+        say.plan(*asked(dry), dry.demonstrations).check()
 
 
 def test_a_run_that_cannot_fit_ends_before_anything_starts(tmp_path, monkeypatch, capsys):
