@@ -49,7 +49,8 @@ CASES: dict[str, dict[str, dict[str, Any]]] = {
     "rebuilt": {
         suite: libero(suite, VISITS, keeps=3)
         for suite in ("libero_object", "libero_spatial", "libero_goal", "libero_10")
-    },
+    }
+    | {"libero_90": libero("libero_90", [9 * task for task in VISITS], keeps=3)},
     "scenes": {
         **{name: maniskill(name) for name in ("PickCube", "PushCube", "PullCube", "StackCube", "PegInsertionSide")},
         **{name: maniskill(name) for name in ("LiftPegUpright", "PlaceSphere", "RollBall")},

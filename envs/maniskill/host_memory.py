@@ -8,7 +8,8 @@ from embodied.lib.host_memory import ForkMemory, SimulatorMemory
 MB = 2**20
 IMPORTS = 253  # MB, with torch and sapien
 SCENES = {
-    "PickCube-v1": 216, "PullCube-v1": 180, "StackCube-v1": 380, "PegInsertionSide-v1": 381,
+    "PickCube-v1": 216, "PushCube-v1": 195, "PullCube-v1": 181, "StackCube-v1": 380, "PegInsertionSide-v1": 381,
+    "LiftPegUpright-v1": 216, "PlaceSphere-v1": 204, "RollBall-v1": 205,
 }  # fmt: skip
 """MB that the first slot of a task adds, with one camera of 128 pixels."""
 SIDE, PIXEL = 128, 55  # pixels of the figures; bytes of each one more

@@ -34,7 +34,7 @@ def test_a_suite_takes_what_was_measured(case):
     says = libero.host_memory(row["suite"], pictures(row["side"], row["mesh_cell"]), 10)
     assert says.imports == pytest.approx(row["imports"] * MB, rel=0.03)
     for count, measured in enumerate(row["measured"], 1):
-        assert says.imports + says.with_tasks(count) == pytest.approx(measured * MB, rel=0.1), count
+        assert says.imports + says.with_tasks(count) == pytest.approx(measured * MB, rel=0.03), count
         assert says.addressed(count) >= 0.95 * row["addresses"][count - 1] * MB
 
 
@@ -42,7 +42,7 @@ def test_a_suite_takes_what_was_measured(case):
 def test_tasks_that_come_and_go_take_what_was_measured(case):
     row = RESULTS["rebuilt"][case]
     says = libero.host_memory(row["suite"], pictures(), row["keeps"])
-    assert says.imports + says.with_tasks(row["keeps"]) + says.rebuilding == pytest.approx(row["most"] * MB, rel=0.1)
+    assert says.imports + says.with_tasks(row["keeps"]) + says.rebuilding == pytest.approx(row["most"] * MB, rel=0.03)
 
 
 @pytest.mark.parametrize("case", RESULTS["scenes"])
@@ -50,7 +50,7 @@ def test_a_scene_of_maniskill_takes_what_was_measured(case):
     row = RESULTS["scenes"][case]
     says = maniskill.host_memory(row["id"], row["side"] ** 2)
     taken = says.imports + says.with_tasks(1) + (row["slots"] - 1) * says.slot
-    assert taken == pytest.approx(row["measured"] * MB, rel=0.1)
+    assert taken == pytest.approx(row["measured"] * MB, rel=0.03)
 
 
 def test_each_suite_has_figures():
