@@ -57,7 +57,8 @@ def compare(overrides: Sequence[str], folders: Sequence[str] = ()) -> dict[str, 
     with tempfile.TemporaryDirectory() as folder:
         composed = compose([*overrides, f"runner.output_dir={folder}"], "train", folders)
         checked = check(composed, Group())
-        (pool,), (counted,) = (of(checked.config, checked.sides, Group()) for of in (pools_of, memories_of))
+        asked = checked.config, checked.sides, Group()
+        (pool,), (counted,) = pools_of(*asked), memories_of(*asked)
         settings = pool_config(pool.side, pool.slots, checked.config, Path(folder), Group())
         forecast = counted.all - counted.says.files
         measured = _play(settings, pool.side, checked.config.env.start_method, folder)

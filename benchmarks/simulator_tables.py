@@ -90,7 +90,7 @@ def play(settings: dict[str, Any]) -> dict[str, Any]:
         env.prepare()
     spec, drawn = envs[0].spec, np.random.default_rng(0)
     outs = {name: np.zeros(field.shape, field.dtype) for name, field in spec.obs.items()}
-    found = {"imports": taken(), "measured": [], "addresses": [], "peaks": []}
+    found: dict[str, Any] = {"imports": taken(), "measured": [], "addresses": [], "peaks": []}
     for task in settings["order"]:
         for env in envs:
             env.reset(Start(task, 0, 0))
