@@ -2,13 +2,15 @@
 
     python benchmarks/simulator_memory.py [--against ROOT] [--rounds N] [--jobs N] [--size PIXELS]
     python benchmarks/simulator_memory.py --kept
+    python benchmarks/simulator_memory.py --forecast
 
 Each row is a process of its own, as a spawned worker is: its slots take ``tasks`` tasks in turn, each with a reset, a
 chunk of twelve random control steps and its pictures. ``--against`` measures other code (a checkout) beside, in the
 cases that are small enough of it. The renderer is the first that works: without a GPU everything that is drawn with is
 in the process's memory. ``digest`` is of all pictures, states and rewards. MB are 2²⁰ bytes; ``anonymous`` is the
 process's share of anonymous pages, ``private`` what it alone has written. ``--kept`` compares ways to play ten tasks
-twice: all are kept, or three, so that the others are built again.
+twice: all are kept, or three, so that the others are built again. ``--forecast`` starts the workers of some
+configurations and prints by how many percent a dry run's count of them is off.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import _forecast
 import numpy as np
-from _measure import machine, save
+from _measure import RESULTS, machine, save
 
 ROOT = Path(__file__).resolve().parents[1]
 CHUNK = 12
@@ -55,8 +58,12 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1, help="rows of memory that are measured side by side")
     parser.add_argument("--size", type=int, default=256, help="pixels of a picture's side")
     parser.add_argument("--kept", action="store_true", help="compare how many of ten tasks are kept, and nothing else")
+    parser.add_argument("--forecast", action="store_true", help="compare what a dry run counts with workers")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.forecast:
+        forecast()
+        return
     if args.child:
         print(json.dumps(worker(json.loads(args.child))))
         return
@@ -69,6 +76,17 @@ def main() -> None:
     if not args.kept:
         found["chunk"] = chunks(roots, args.size, args.rounds)
     print(save(name, found | {"load_after": os.getloadavg()[0]}))
+
+
+def forecast() -> None:
+    """Compares count and workers, case by case, and writes the rows beside the others."""
+    rows = {}
+    for case, overrides in _forecast.CASES.items():
+        rows[case] = _forecast.compare(overrides)
+        print(f"{case}: {rows[case]['off']:+.1%}", rows[case], flush=True)
+    file = RESULTS / "simulator_memory.json"
+    known = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps({**known, "forecast": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 def memory(

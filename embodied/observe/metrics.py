@@ -162,7 +162,12 @@ METRICS: dict[str, str] = {
     "time/worker_render_s": "seconds in observations, summed over env workers, s",
     "time/worker_video_s": "seconds in frames for videos, summed over env workers, s",
     "memory/device_peak_gb": "most memory that tensors took on a GPU since the last row, 10⁹ bytes",
-    "memory/pss_gb": "memory of the training processes and their env workers, shared pages counted once, 10⁹ bytes",
+    "memory/pss_gb": "memory of the training processes, their env workers and what forks these, shared pages counted "
+    "once, 10⁹ bytes",
+    "memory/pss_policy_gb": "part of pss_gb: the training processes, 10⁹ bytes",
+    "memory/pss_template_gb": "part of pss_gb: the processes that fork env workers (env.start_method; none without "
+    "them), 10⁹ bytes",
+    "memory/pss_slots_gb": "part of pss_gb: env workers with their simulators, 10⁹ bytes",
 }
 """Name → meaning and unit. ``<n>`` stands for a number."""
 SAMPLED = "eval_sampled"

@@ -20,6 +20,7 @@ from embodied.protocols.env import ReadsProblems as ReadsProblems
 from embodied.protocols.env import Restorable as Restorable
 from embodied.protocols.env import SafeStop as SafeStop
 from embodied.protocols.env import SaysHowLong as SaysHowLong
+from embodied.protocols.env import SaysMemory as SaysMemory
 from embodied.protocols.env import SaysWhatItReads as SaysWhatItReads
 from embodied.protocols.others import Cell as Cell
 from embodied.protocols.others import Reward as Reward

@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from embodied.lib.host_memory import SimulatorMemory
 from embodied.types import EnvSpec, Obs, SimulatorNeeds, Start, StepResult, WorkerFacts
 
 
@@ -21,7 +22,8 @@ class Env(Protocol):
     ``reset(start)`` must leave no trace of earlier episodes: equal starts and equal actions give equal results,
     whatever ran before. An env that cannot keep this (a robot) says so with ``repeatable=False`` in its spec. The spec
     also declares what else may be asked of an env (``restorable``, ``retry_safe``). What an env offers besides is a
-    protocol: :class:`Expert`, :class:`Batched`, :class:`MovesCameras`, :class:`Preloads`, :class:`SafeStop`.
+    protocol: :class:`Expert`, :class:`Batched`, :class:`MovesCameras`, :class:`Preloads`, :class:`SafeStop`,
+    :class:`SaysMemory`.
     """
 
     @property
@@ -194,6 +196,17 @@ class NeedsOfMachine(Protocol):
     @staticmethod
     def needs() -> SimulatorNeeds:
         """Called on the class, also where the simulator is not installed. Imports no simulator."""
+        ...
+
+
+@runtime_checkable
+class SaysMemory(Protocol):
+    """What an env's simulators take of a machine's memory, measured. An env may say it, and a run that cannot fit is
+    then refused before it starts; ``env.num_workers=auto`` and the dry run count with it."""
+
+    def host_memory(self) -> SimulatorMemory | None:
+        """Called in the launching process, on an instance that is never reset. Imports no simulator. None: nothing was
+        measured for these arguments."""
         ...
 
 

@@ -26,6 +26,7 @@ from embodied.parallel.group import Group, ended_by
 from embodied.run.arguments import parse_argv
 
 if TYPE_CHECKING:
+    from embodied.observe.terminal.console import Console
     from embodied.run.build.given import Recipe, Sides
     from embodied.schema import Config, RunnerConfig
     from embodied.schema.compose.compose import Composed
@@ -159,8 +160,7 @@ def _carry_out(
             composed = sft_first.run(composed, folders, processes, stop)
             with console.progress("checking the configuration", brief=True), _advised(config_name):
                 checked = check(composed, processes)
-                if recipe is None:
-                    _refuse_too_large(checked.config, checked.sides, processes)
+                _refuse_too_large(checked.config, checked.sides, processes, console, policy=recipe is None)
             with console.progress("importing torch", brief=True):
                 recipe = recipe or _recipe(checked.config.runner)
             recipe(checked, console, stop)
@@ -171,11 +171,17 @@ def _carry_out(
     return 0
 
 
-def _refuse_too_large(config: Config, sides: Sides, processes: Group) -> None:
-    """Refuses a large policy that does not fit into memory, before it is built."""
+def _refuse_too_large(config: Config, sides: Sides, processes: Group, console: Console, policy: bool) -> None:
+    """Refuses env workers, and a large policy, that do not fit into memory, before any is started. A dry run counts
+    both to the end."""
+    from embodied.run.memory import workers
     from embodied.run.memory.footprint import large
 
-    if (weights := large(config, processes)) is not None:
+    if config.runner.dry_run:
+        return
+    if (unknown := workers.check(config, sides, processes)) is not None:
+        console.say(unknown)
+    if policy and (weights := large(config, processes)) is not None:
         from embodied.run.memory.say import check_large
 
         check_large(config, sides, processes, weights)

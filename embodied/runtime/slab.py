@@ -17,7 +17,8 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from embodied.errors import ConfigError, EmbodiedError
+from embodied.errors import ConfigError
+from embodied.runtime.memory import available_memory
 from embodied.types import ArraySpec
 
 ALIGN = 64  # bytes; no two fields share a cache line
@@ -59,15 +60,6 @@ def _layout(fields: Mapping[str, ArraySpec], rows: int) -> tuple[dict[str, int],
     return offsets, max(end, ALIGN)
 
 
-def available_memory() -> int:
-    """Bytes that can be allocated without swapping, from /proc/meminfo."""
-    with open("/proc/meminfo", encoding="utf-8") as lines:
-        for line in lines:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    raise EmbodiedError("/proc/meminfo has no MemAvailable", "run on Linux 3.14 or newer")
-
-
 class Slab:
     """Arrays of R rows in one shared memory: ``arrays[name]`` is [R, *shape], a row is ``{name: arrays[name][r]}``.
 
@@ -92,7 +84,7 @@ class Slab:
     def create(cls, fields: Mapping[str, ArraySpec], rows: int, name: str = "slab") -> Slab:
         """Allocate and populate. Raises :class:`ConfigError` if the machine has not that much memory."""
         size, free = slab_bytes(fields, rows), available_memory()
-        if size > 0.9 * free:
+        if free is not None and size > 0.9 * free:
             raise ConfigError(
                 f"the slab of {rows} records needs {size / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free",
                 "lower algorithm.rollout_epoch, env.train.max_episode_steps, or the camera size in "

@@ -12,8 +12,10 @@ import numpy as np
 
 from embodied import instructions
 from embodied.errors import ConfigError
+from embodied.lib.host_memory import SimulatorMemory
 from embodied.types import ArraySpec, ContinuousAction, DiscreteAction, EnvSpec, Obs, Start, StepResult, WorkerFacts
 
+WORKER = 18 * 2**20  # bytes of a worker without a simulator
 FAULTS = ("none", "exception", "kill", "hang", "prepare_exception")
 
 
@@ -34,6 +36,7 @@ class FakeEnv:
         success_distance: the episode ends with success nearer than this (0 = never).
         step_s: busy seconds of one control step, varied by ±50 % as a function of the start, so that slots diverge.
         fault, fault_step: what goes wrong at that control step of an episode of ``fault_task``.
+        task_mb: MB that a slot takes for each task that it has been in, as simulators do.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class FakeEnv:
         action_dim: int = 7, horizon: int = 24, success_distance: float = 0.0, step_s: float = 0.0,
         fault: str = "none", fault_step: int = 3, fault_task: int = 0, pictures: bool = True, sentences: bool = False,
         num_actions: int | None = None, restorable: bool = True, repeatable: bool = True,
+        task_mb: int = 0,
     ) -> None:  # fmt: skip
         if fault not in FAULTS:
             raise ConfigError(f"fault '{fault}' is not one of {', '.join(FAULTS)}", "choose one of them")
@@ -70,6 +74,7 @@ class FakeEnv:
         self._steps, self._pace = 0, 0.0
         self._start = Start(0, 0, 0)
         self._moved: dict[str, int] = {}  # camera → what its move adds to the third colour
+        self._task_bytes, self._held = task_mb * 2**20, dict[int, bytes]()
 
     @property
     def spec(self) -> EnvSpec:
@@ -77,6 +82,9 @@ class FakeEnv:
 
     def preflight(self) -> None:
         pass
+
+    def host_memory(self) -> SimulatorMemory:
+        return SimulatorMemory(WORKER, (self._task_bytes,), self._task_bytes)
 
     def prepare(self) -> WorkerFacts:
         if self._fault == "prepare_exception":
@@ -86,6 +94,8 @@ class FakeEnv:
     def reset(self, start: Start) -> None:
         random = np.random.default_rng([start.task_id, start.init_state_id, start.seed])
         self._start, self._steps, self._moved = start, 0, {}
+        if start.task_id not in self._held:
+            self._held[start.task_id] = b"x" * self._task_bytes
         self._goal = np.random.default_rng(start.task_id).uniform(-1, 1, 2)
         self._point = random.uniform(-1, 1, 2)
         self._pace = self._step_s * random.uniform(0.5, 1.5)

@@ -8,6 +8,8 @@ import time
 import numpy as np
 
 from embodied import instructions
+from embodied.lib.host_memory import SimulatorMemory
+from embodied.testing.env import WORKER
 from embodied.types import ArraySpec, EnvSpec, Obs, Start, StepResult, TextAction, WorkerFacts
 
 
@@ -40,6 +42,9 @@ class FakeTextEnv:
         return self._spec
 
     def preflight(self) -> None: ...
+
+    def host_memory(self) -> SimulatorMemory:
+        return SimulatorMemory(WORKER, (0,))
 
     def prepare(self) -> WorkerFacts:
         return WorkerFacts(os.getpid(), "none", "texts need none")

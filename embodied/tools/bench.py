@@ -29,10 +29,11 @@ from embodied.run.arguments import parse_argv
 from embodied.run.build.given import ConfiguredEnv, Sides
 from embodied.run.build.pools import pool_config
 from embodied.run.build.preflight import check
+from embodied.run.build.worker_memory import UNKNOWN, WorkerMemory
 from embodied.runtime.channel import Command, Completion, Kind
-from embodied.runtime.memory import proportional_memory
+from embodied.runtime.memory import free_memory, proportional_memory
 from embodied.runtime.pool.pool import Pool
-from embodied.runtime.slab import Slab, available_memory, info_fields, runtime_fields
+from embodied.runtime.slab import Slab, info_fields, runtime_fields
 from embodied.schema import Config
 from embodied.schema.compose.compose import compose
 from embodied.tools.library.sizes import EnvCost, Machine, Proposal, call_s, filled_up, propose
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 CHUNKS = 12  # number of measured chunks
 BATCHES = (1, 2, 4, 8, 16)
+NOT_KNOWN = 2**62  # bytes of a machine whose kernel does not say what is free
 POLICY_S = 5.0  # time limit for one batch size, but at least three calls
 
 
@@ -78,7 +80,7 @@ def run(config: Config, sides: Sides, console: Console) -> None:
     console.say("the policy …")
     with console.progress("measuring the policy", brief=True):
         calls = measure_policy(sampling(config.algorithm.sampling_params), side.spec, policy, device, obs)
-    machine = Machine(len(os.sched_getaffinity(0)), available_memory())
+    machine = Machine(len(os.sched_getaffinity(0)), free_memory() or NOT_KNOWN)
     chunks = -(-side.max_steps // policy.spec.num_action_chunks)
     proposal = propose(env, calls, machine, config, chunks)
     console.table("one worker, alone", env_rows(env))
@@ -130,9 +132,10 @@ def measure_env(
         slab.close()
     full = [chunk for chunk in chunks if chunk.num_steps == spec.num_action_chunks] or chunks
     worked = sum(chunk.step_s + chunk.render_s for chunk in chunks)
+    says = WorkerMemory.of(side, 1, 1, "spawn")
     cost = EnvCost(
         start_s, resets[0].reset_s, resets[1].reset_s, median(c.step_s for c in full), median(c.render_s for c in full),
-        min(1.0, cpu / worked), memory,
+        min(1.0, cpu / worked), max(memory, says.worker), None if says.says == UNKNOWN else says.further,
     )  # fmt: skip
     return cost, obs
 
@@ -204,7 +207,7 @@ def env_rows(env: EnvCost) -> list[list[object]]:
         ["steps of a chunk", f"{env.step_s:.3g} s"],
         ["render of a chunk", f"{env.render_s:.3g} s"],
         ["CPU while it works", f"{env.cpu_share:.0%} of a core"],
-        ["memory", f"{env.memory / 1e9:.3g} GB"],
+        ["memory, with its tasks", f"{env.memory / 1e9:.3g} GB"],
     ]
 
 

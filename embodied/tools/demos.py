@@ -26,7 +26,7 @@ from embodied.protocols import Expert, MistakenExpert
 from embodied.run import command
 from embodied.run.build.given import ConfiguredEnv
 from embodied.run.build.pools import forks, pool_config
-from embodied.run.build.shares import render_gpus_of
+from embodied.run.build.shares import render_gpus_of, requested_workers
 from embodied.run.folder.folder import RunFolder
 from embodied.runtime.plan import states_of_training, train_plan
 from embodied.runtime.pool.fork_server import ForkServer
@@ -165,7 +165,7 @@ def _facts(config: Config, side: ConfiguredEnv) -> dict[str, Any]:
 
 
 def _workers(config: Config) -> int:
-    return num_workers(config.env.num_workers, config.demos.episodes)
+    return num_workers(requested_workers(config), config.demos.episodes)
 
 
 def _plan(config: Config, side: ConfiguredEnv, path: Path) -> list[list[str]]:

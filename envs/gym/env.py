@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from embodied.errors import ConfigError, SpecMismatchError
+from embodied.lib.host_memory import SimulatorMemory
 from embodied.protocols import BatchEnv
 from embodied.types import ContinuousAction, DiscreteAction, EnvSpec, Obs, Start, StepResult, WorkerFacts
 
@@ -182,6 +183,16 @@ class GymEnv:
     @property
     def spec(self) -> EnvSpec:
         return self._spec
+
+    def host_memory(self) -> SimulatorMemory | None:
+        """Says what the env took when it was tried (:class:`embodied.protocols.SaysMemory`); None: a vector env, whose
+        copies were not counted, or a kernel that does not say it."""
+        imports, one = self._facts.memory
+        if not imports or self._making.vectorization == VECTOR_ENTRY_POINT:
+            return None
+        one += imports if self._making.vectorization == ASYNC else 0  # each has a process of its own
+        note = "measured when the env was tried, with one env after some steps of random actions"
+        return SimulatorMemory(imports, (one,), slot=one, keeps=self._kept, keys={"keeps": "kept_envs"}, note=note)
 
     def preflight(self) -> None:
         """Probes the env again if its facts came from the cache. Raises :class:`SpecMismatchError` if it

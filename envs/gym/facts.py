@@ -21,7 +21,7 @@ from embodied.lib.whole import write_whole
 from .asking import probed
 from .settings import Making
 
-_FORMAT = 3
+_FORMAT = 4
 Entries = Mapping[str, tuple[tuple[int, ...], str]]
 
 
@@ -43,6 +43,7 @@ class GymFacts:
     late: Entries = field(default_factory=dict)  # info… that only later steps or the end of an episode have
     whole: bool = True  # an episode was played to its end
     silent: tuple[str, ...] = ()  # entries named after success that do not say true or false
+    memory: tuple[int, ...] = (0, 0)  # bytes of a process that has made no env, and of what one env adds; 0 = not known
 
     @property
     def all_entries(self) -> Entries:
@@ -109,11 +110,14 @@ def _decode(found: Mapping[str, Any]) -> GymFacts:
               for which in ("entries", "late")}  # fmt: skip
     frame = None if found["frame"] is None else tuple(found["frame"])
     bounds = {name: (low, high) for name, (low, high) in found["bounds"].items()}
-    return GymFacts(**{**found, **listed, "frame": frame, "bounds": bounds, "silent": tuple(found["silent"])})
+    return GymFacts(**{**found, **listed, "frame": frame, "bounds": bounds, "silent": tuple(found["silent"]),
+                       "memory": tuple(found["memory"])})  # fmt: skip
 
 
 def alike(first: GymFacts, second: GymFacts) -> bool:
-    """Returns whether two probes saw the same env. Whether an episode ended in time depends on the machine."""
+    """Returns whether two probes saw the same env. Whether an episode ended in time, and its memory, depend on the
+    machine."""
+    first, second = (replace(facts, memory=(0, 0)) for facts in (first, second))
     if first.whole != second.whole:
         first, second = (replace(facts, late={}, whole=False, silent=()) for facts in (first, second))
     return first == second

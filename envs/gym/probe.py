@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from embodied.errors import AssetsMissingError, ConfigError, EmbodiedError
+from embodied.lib.memory import own_memory
 
 from ..shared.supervised import ANSWER, PHASE, closed, supervise, write_whole
 from .calls import action_facts, to_action
@@ -116,6 +117,7 @@ def describe(making: Making, remake: bool, doing: Doing = _nothing, tried: list[
     prepare(making)
     import gymnasium
 
+    imports = own_memory()
     if making.vectorization == VECTOR_ENTRY_POINT:
         with _named(making.tasks[0]):
             return describe_vector(making, tried)
@@ -148,6 +150,7 @@ def describe(making: Making, remake: bool, doing: Doing = _nothing, tried: list[
         bounds=first["bounds"],
         whole=False,
         silent=tuple(dict.fromkeys(name for facts in found for name in facts["silent"])),
+        memory=(imports, max(0, own_memory() - imports)),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from embodied.errors import ConfigError, UnknownKeyError, did_you_mean
+from embodied.lib.host_memory import SimulatorMemory
 from embodied.types import (
     ArraySpec,
     ContinuousAction,
@@ -39,6 +40,7 @@ from .files import (
     read_init_states,
     read_tasks,
 )
+from .host_memory import host_memory
 from .process import prepare_process
 from .rendering import BACKENDS, Pictures, RendererChoice, check_renderer, draw_frame
 from .sharing import EnvSlot, build_ahead, can_share
@@ -117,6 +119,7 @@ class LiberoEnv:
         self._spec = self._make_spec(MAX_STEPS[task_suite_name])
         self._wait_steps, self._renderer = wait_steps, renderer
         self._slot = EnvSlot(max_cached_simulators)
+        self._memory = host_memory(task_suite_name, self._pictures, max_cached_simulators)
         self._task_id = -1
         if solves(task_suite_name, task_ids):
             self.expert = self._expert  # set here alone: an env without an expert does not offer one
@@ -145,6 +148,10 @@ class LiberoEnv:
         renderers = {{"egl": "EGL", "osmesa": "OSMesa"}[name]: functools.partial(draw_frame, name) for name in BACKENDS}
         licences = {"LIBERO's code": "MIT", "LIBERO's meshes, textures and initial states": "CC BY 4.0"}
         return SimulatorNeeds("LIBERO", MODULES, INSTALL, renderers, licences, LiberoEnv._try_imports)
+
+    def host_memory(self) -> SimulatorMemory:
+        """Says what simulators take of a worker's memory (:class:`embodied.protocols.SaysMemory`)."""
+        return self._memory
 
     def preflight(self) -> None:
         check_renderer(self._renderer)

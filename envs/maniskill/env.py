@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from embodied.errors import ConfigError, SpecMismatchError
+from embodied.lib.host_memory import SimulatorMemory
 from embodied.types import (
     ArraySpec,
     ContinuousAction,
@@ -34,6 +35,7 @@ from .cameras import Cameras
 from .cuda import REMEDY, SIM_BACKENDS, check_cuda, device_of, wants_gpu
 from .experts import CONTROL_MODES, EXPERTS
 from .facts import TaskFacts, ask, check_task, facts_of
+from .host_memory import host_memory
 from .rendering import DEVICES, VulkanChoice, check_vulkan, draw_frame
 from .simulator import TaskSimulator, prepare_process
 
@@ -183,6 +185,13 @@ class ManiSkillEnv:
         licences = {"ManiSkill's code": "Apache-2.0", "ManiSkill's assets": "CC BY-NC 4.0, not for commercial use"}
         install = "pip install 'embodied-rl[maniskill]'"
         return SimulatorNeeds("ManiSkill", ("mani_skill", "sapien"), install, {"Vulkan": draw_frame}, licences)
+
+    def host_memory(self) -> SimulatorMemory | None:
+        """Says what simulators take of a worker's memory (:class:`embodied.protocols.SaysMemory`); None on a GPU, where
+        it was not measured."""
+        cameras = self._cameras
+        pixels = len(cameras.names) * cameras.height * cameras.width
+        return None if self._on_gpu else host_memory(self._params.id, pixels)
 
     def preflight(self) -> None:
         """Tries the renderer, and compares the spec with the simulator (asked once; a file keeps the answer)."""

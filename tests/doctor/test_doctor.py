@@ -231,6 +231,20 @@ def test_memory_of_the_run(tmp_path, free, status):
     assert "slab 1.0 GiB, copy of what is saved 3.0 GiB" in found[sizes.NAME].found
 
 
+def test_workers_that_cannot_fit_are_told_with_sizes_that_do(tmp_path, monkeypatch):
+    many = ("env.train.task_mb=100", "env.train.total_num_envs=8", "env.eval.total_num_envs=8", "env.num_workers=8")
+    weights, found = sizes.Weights(2**20, 2**20), {}
+    for free in (64 * GB, GB // 2, None):
+        monkeypatch.setattr(sizes, "free_memory", lambda free=free: free)
+        checked = checked_of(tmp_path, *many)
+        taken = footprint(checked.config, checked.sides, Group(), weights, 2**20)
+        found[free] = next(f for f in sizes.held(checked.config, taken, None, weights) if f.name == sizes.NAME)
+    assert [finding.status for finding in found.values()] == ["ok", "fail", "skipped"]
+    assert "8 workers with 2 of 2 tasks · 218.0 MiB" in found[64 * GB].found
+    assert "proposal: env.num_workers=" in found[64 * GB].found
+    assert found[GB // 2].fix.startswith("set env.train.total_num_envs=1 "), "tasks of a fake slot are its own"
+
+
 def test_memory_of_a_gpu(tmp_path):
     checked, weights = checked_of(tmp_path), sizes.Weights(40 * GB, 40 * GB)
     taken = footprint(checked.config, checked.sides, Group(), weights, GB, on_gpu=True)

@@ -34,6 +34,11 @@ def test_memory(monkeypatch, free, status):
     assert ("env.num_workers" in finding.fix) == (status != "ok")
 
 
+def test_memory_that_the_kernel_does_not_say(monkeypatch):
+    monkeypatch.setattr(machine, "available_memory", lambda: None)
+    assert only(machine.memory()).status == "skipped"
+
+
 def test_memory_of_a_container(monkeypatch, tmp_path):
     group = tmp_path / "fs" / "inner"
     group.mkdir(parents=True)

@@ -80,6 +80,13 @@ def test_a_row_is_what_was_measured_and_nothing_else():
     assert dict(panel.rows()) == {"loss": "0.5", "speed": "30 samples/s"}
 
 
+def test_memory_is_shown_with_its_parts():
+    panel = Panel("run")
+    parts = {"memory/pss_policy_gb": 0.5, "memory/pss_template_gb": 0.3, "memory/pss_slots_gb": 0.7}
+    panel.take(ROW | parts)
+    assert dict(panel.rows())["memory"] == "1.5 GB   policy 0.5 GB   template 0.3 GB   slots 0.7 GB"
+
+
 def test_a_language_run_has_tokens_and_no_env_steps():
     panel = Panel("run")
     panel.update(ROW | {"rollout/tokens_per_s": 4000.0})

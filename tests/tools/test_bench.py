@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,14 @@ def test_memory_bounds_the_workers():
     found = propose(env(memory=4 * GB), QUICK, Machine(16, 20 * GB), config(), 10)
     assert found.num_workers == 4
     assert "20.0 GB are free and a worker takes 4.00 GB" in found.reasons["env.num_workers"]
+
+
+def test_slots_that_share_a_simulator_need_little_memory():
+    """Two workers of 8 GB fit into 21; a further slot takes what the env says, not another 8."""
+    slow, machine = {1: 0.3, 8: 0.4}, Machine(2, 21 * GB)
+    slots = [propose(replace(env(memory=8 * GB), slot=slot), slow, machine, config(), 10).total_num_envs
+             for slot in (None, GB // 100)]  # fmt: skip
+    assert slots == [2, 4]
 
 
 def test_a_second_slot_where_a_worker_would_wait_for_the_policy():

@@ -14,12 +14,12 @@ from embodied.doctor.findings import Finding, gib, of_error
 from embodied.errors import EmbodiedError
 from embodied.lib.cache import cache_folder
 from embodied.run.folder.folder import check_writable, nearest_folder
+from embodied.runtime.memory import available_memory, container_memory
 from embodied.runtime.pool import file_limit
 from embodied.runtime.pool.placement import START
-from embodied.runtime.slab import available_memory
 
 LEAST_MEMORY, LITTLE_MEMORY = 2**30, 4 * 2**30
-"""Bytes. A worker of LIBERO with one task takes 1.4 to 1.8 GB."""
+"""Bytes. A worker of LIBERO takes 1.4 to 1.8 GB for a moment while it builds its first task."""
 LEAST_DISK, LITTLE_DISK = 2**29, 5 * 2**30
 LITTLE_SHM = 64 * 2**20  # bytes; what docker gives a container that asks for no more
 FEWER = "close other programs, or start fewer workers: env.num_workers"
@@ -32,6 +32,9 @@ def memory(limit: int | None = None) -> Iterator[Finding]:
         limit: bytes that the container may still take; None = its control group is asked.
     """
     free = available_memory()
+    if free is None:
+        yield Finding("memory", "skipped", "the kernel does not say what is left (no /proc/meminfo)")
+        return
     limit = container_memory() if limit is None else limit
     said = f"{gib(free)} are free"
     if limit is not None and limit < free:
@@ -42,40 +45,6 @@ def memory(limit: int | None = None) -> Iterator[Finding]:
         yield Finding("memory", "fail" if free < LEAST_MEMORY else "warn", said, FEWER + more)
     else:
         yield Finding("memory", "ok", said)
-
-
-def container_memory(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
-    """Returns the bytes that the control groups of this process let it still take; None without a limit."""
-    left: list[int] = []
-    for line in own.read_text(encoding="utf-8").splitlines() if own.exists() else ():
-        _, controllers, path = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        top = root / controllers
-        names = ("memory.max", "memory.current") if not controllers else (
-            "memory.limit_in_bytes", "memory.usage_in_bytes",
-        )  # fmt: skip
-        folder = top / path.lstrip("/")
-        for group in (folder, *folder.parents):
-            left += _left_in(group, *names)
-            if group == top:
-                break
-    return min(left, default=None)
-
-
-def _left_in(group: Path, limit: str, used: str) -> list[int]:
-    try:
-        most, now = (group / limit).read_text(encoding="utf-8").strip(), int((group / used).read_text(encoding="utf-8"))
-        cached = [
-            int(x.split()[1])
-            for x in (group / "memory.stat").read_text(encoding="utf-8").splitlines()
-            if "inactive_file " in x
-        ]
-    except (OSError, ValueError):
-        return []
-    if not most.isdigit() or int(most) >= 2**60:  # "max", or a version that says no limit so
-        return []
-    return [max(0, int(most) - now + max(cached, default=0))]
 
 
 def shared_memory(folder: Path = Path("/dev/shm")) -> Iterator[Finding]:

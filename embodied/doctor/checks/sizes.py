@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from embodied import schema
 from embodied.doctor.checks import configuration
-from embodied.doctor.checks.machine import FEWER, LEAST_DISK, container_memory, room
+from embodied.doctor.checks.machine import FEWER, LEAST_DISK, room
 from embodied.doctor.findings import Finding, gib, of_error
 from embodied.errors import EmbodiedError
 from embodied.parallel.group import Group
 from embodied.run.build.preflight import Rules
 from embodied.run.memory.footprint import Footprint, Weights, footprint, of_files
-from embodied.runtime.slab import available_memory
+from embodied.run.memory.workers import at_least, described, fitting_rows, remedies_within
+from embodied.runtime.memory import free_memory
 from embodied.schema.compose.compose import compose_unchecked
 
 NAME = "memory of the run"
@@ -53,9 +56,9 @@ def sizes(overrides: Sequence[str], folders: Sequence[str], command: str = "trai
         yield of_error("policy", error)
         return
     except (MemoryError, RuntimeError) as error:
-        said = (
-            f"the policy cannot be built in the {gib(available_memory())} that are free: {str(error).splitlines()[:1]}"
-        )
+        free = free_memory()
+        room = "in this machine's memory" if free is None else f"in the {gib(free)} that are free"
+        said = f"the policy cannot be built {room}: {str(error).splitlines()[:1]}"
         yield Finding(NAME, "fail", said, "use a smaller model (model=…), or a machine with more memory")
         return
     taken = counted.footprint(config, sides, processes, gpu is not None)
@@ -80,15 +83,20 @@ def held(
         gpu: bytes that are free on the GPU; None = the policy is on the CPU.
         free: bytes of the machine; None = it is asked.
     """
-    if free is None:
-        free = min(available_memory(), container_memory() or 2**62)
-    host = {**taken.host, f"{taken.count} workers": taken.workers}
-    if gpu is None:
-        yield _compared(NAME, {**taken.device, **host}, free, "the machine", FEWER, taken)
-    else:
+    free = free_memory() if free is None else free
+    policy = taken.host if gpu is not None else {**taken.device, **taken.host}
+    if gpu is not None:
         fix = "set actor.model.precision=bf16, train adapters alone (LoRA), or use fsdp2 over several GPUs"
         yield _compared("memory of the GPU", taken.device, gpu, "the GPU", fix, taken)
-        yield _compared(NAME, host, free, "the machine", FEWER, taken)
+    if free is None:
+        yield Finding(NAME, "skipped", "the kernel does not say what the machine has left (no /proc/meminfo)")
+    else:
+        room = int(TIGHT * free) - sum(policy.values())
+        fix = "; or ".join(remedies_within(room, config, Group(), taken.pools)) if room > 0 else FEWER
+        workers = {described(pool): pool.all for pool in at_least(taken.pools, config, Group())}
+        said = _compared(NAME, {**policy, **workers}, free, "the machine", fix, taken)
+        fitting = fitting_rows(taken.pools, room, os.cpu_count() or 1, Group())
+        yield replace(said, found="; ".join([said.found, *(f"{name}: {text}" for name, text in fitting)]))
     if not config.runner.only_eval:
         yield _checkpoints(config, weights, weights.optimizer)
 

@@ -250,5 +250,9 @@ _LINES: Mapping[str, Mapping[str, Callable[[float], str]]] = {
         "time/rollout_share": _share("rollout"), "time/train_share": _share("update"),
         "time/eval_share": _share("evaluation"), "time/save_share": _share("saving"),
     },
-    "memory": {"memory/pss_gb": _gigabytes(""), "memory/device_peak_gb": _gigabytes("GPU")},
+    "memory": {
+        "memory/pss_gb": _gigabytes(""), "memory/pss_policy_gb": _gigabytes("policy"),
+        "memory/pss_template_gb": _gigabytes("template"), "memory/pss_slots_gb": _gigabytes("slots"),
+        "memory/device_peak_gb": _gigabytes("GPU"),
+    },
 }  # fmt: skip

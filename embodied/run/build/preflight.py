@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -14,8 +15,9 @@ from embodied.parallel.group import Group
 from embodied.protocols import SafeStop, SaysHowLong
 from embodied.run.build import engine_process, perturbations, shares
 from embodied.run.build.demonstrations import Demonstrated
-from embodied.run.build.given import Checked, ConfiguredEnv
+from embodied.run.build.given import Checked, ConfiguredEnv, Sides
 from embodied.run.build.sides import make_side
+from embodied.run.build.worker_memory import with_workers
 from embodied.run.folder.folder import check_writable
 from embodied.runtime.pool.file_limit import allow
 from embodied.schema.compose.compose import Composed
@@ -48,6 +50,8 @@ class Rules:
         train, evaluation = self.sides.get("train"), self.sides.get("eval")
         if train and evaluation:
             yield partial(_check_same, train, evaluation)
+            yield partial(self._choose_workers, Sides(train, evaluation))
+            config = self.config
         if train:
             yield partial(train.kind.check_keys, config)
         if train and evaluation:
@@ -75,7 +79,7 @@ class Rules:
         if train and config.runner.task.supervised:
             yield partial(self._read_demonstrations, train)
         if train and evaluation:
-            yield lambda: allow(shares.open_files(config, train, evaluation, processes))
+            yield lambda: allow(shares.open_files(config, Sides(train, evaluation), processes))
         if self._machine and processes.local_rank == 0:  # once a machine, because all of its ranks share what it offers
             for env in {side.identity: side.env for side in self.sides.values()}.values():
                 yield env.preflight
@@ -87,6 +91,10 @@ class Rules:
 
     def _make_side(self, name: str, wanted: schema.EnvSideConfig) -> None:
         self.sides[name] = make_side(name, wanted)
+
+    def _choose_workers(self, sides: Sides) -> None:
+        self.config = with_workers(self.config, sides, self.processes)
+        self.composed = replace(self.composed, config=self.config)
 
     def _read_demonstrations(self, train: ConfiguredEnv) -> None:
         self.demonstrated = train.kind.read_demonstrations(self.config, train.spec, train.kwargs)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 from embodied import schema
 from embodied.errors import ConfigError, unknown_name
 from embodied.parallel import teams
 from embodied.parallel.group import Group
 from embodied.protocols import Batched
-from embodied.run.build.given import ConfiguredEnv
+from embodied.run.build.given import ConfiguredEnv, Sides
 from embodied.runtime.pool.file_limit import POOL, RANK, RESERVE, WORKER, OpenFiles
 from embodied.runtime.pool.placement import gpus_of_rank, visible_gpus
 from embodied.runtime.pool.pool import num_workers
@@ -33,10 +34,40 @@ def slots_of(config: schema.Config, processes: Group) -> int:
 
 def workers_of(side: ConfiguredEnv, config: schema.Config, slots: int, processes: Group) -> int:
     """Returns how many env workers of a process host ``slots``: by default one a GPU if the env is batched."""
-    requested = config.env.num_workers
+    requested = requested_workers(config)
     if requested is None and isinstance(side.env, Batched):
         requested = max(1, len(render_gpus_of(config, processes)))
     return num_workers(requested, slots, processes.local_size)
+
+
+def requested_workers(config: schema.Config) -> int | None:
+    """Returns ``env.num_workers``; None: one a slot, as far as cores go, which preflight lowers for ``auto``."""
+    return None if config.env.num_workers == "auto" else config.env.num_workers
+
+
+class PoolSize(NamedTuple):
+    """Env slots and workers of one pool of a process."""
+
+    side: ConfiguredEnv
+    slots: int
+    workers: int
+
+
+def pools_of(config: schema.Config, sides: Sides, processes: Group) -> list[PoolSize]:
+    """Returns the pools that a process has open at most: two, if evaluations have workers of their own."""
+    train, evaluation = sides
+    if config.runner.task.records:  # an expert's episode has a worker for itself
+        workers = num_workers(requested_workers(config), config.demos.episodes)
+        return [PoolSize(train, workers, workers)]
+    evaluates = config.runner.val_check_interval > 0
+    if config.runner.task.supervised and not evaluates:
+        return []
+    if train.identity == evaluation.identity or only_evaluates(config):
+        shown = [(evaluation, slots_of(config, processes))]
+    else:
+        among = sides if evaluates or config.runner.val_before_train else (train,)
+        shown = [(side, processes.of("rollout").divide(side.config.total_num_envs)) for side in among]
+    return [PoolSize(side, slots, workers_of(side, config, slots, processes)) for side, slots in shown]
 
 
 def render_gpus_of(config: schema.Config, processes: Group) -> tuple[int, ...]:
@@ -45,22 +76,11 @@ def render_gpus_of(config: schema.Config, processes: Group) -> tuple[int, ...]:
     return gpus_of_rank(visible_gpus() if wanted is None else wanted, processes.local_rank, processes.local_size)
 
 
-def open_files(config: schema.Config, train: ConfiguredEnv, evaluation: ConfiguredEnv, processes: Group) -> OpenFiles:
-    """Counts the files that a process of the run has open at most: with both sides' workers, if evaluations have their
-    own."""
-    if config.runner.task.records:
-        workers = num_workers(config.env.num_workers, config.demos.episodes)
-        return OpenFiles(workers, WORKER, POOL + RESERVE)
-    if config.runner.task.supervised and config.runner.val_check_interval <= 0:
-        pools = []
-    elif train.identity == evaluation.identity or only_evaluates(config):
-        pools = [workers_of(evaluation, config, slots_of(config, processes), processes)]
-    else:
-        evaluates = config.runner.val_check_interval > 0 or config.runner.val_before_train
-        sides = [train, evaluation] if evaluates else [train]
-        pools = [workers_of(s, config, processes.divide(s.config.total_num_envs), processes) for s in sides]
+def open_files(config: schema.Config, sides: Sides, processes: Group) -> OpenFiles:
+    """Counts the files that a process of the run has open at most."""
+    pools = pools_of(config, sides, processes)
     others = POOL * len(pools) + RANK * (processes.size - 1) + RESERVE
-    return OpenFiles(sum(pools), WORKER, others)
+    return OpenFiles(sum(pool.workers for pool in pools), WORKER, others)
 
 
 def check(config: schema.Config, processes: Group) -> None:
@@ -98,7 +118,7 @@ def check(config: schema.Config, processes: Group) -> None:
                 f"make it a multiple of {hosts.size}, or start another number of processes (torchrun --nproc-per-node)",
             )
     slots = slots_of(config, hosts)
-    if hosts.size > 1 and (config.env.num_workers or 1) > slots:  # the schema refuses it with one process
+    if hosts.size > 1 and (requested_workers(config) or 1) > slots:  # the schema refuses it with one process
         raise ConfigError(
             f"env.num_workers {config.env.num_workers} is more than the {slots} env slots of each process: some would "
             "be idle",

@@ -48,6 +48,7 @@ class Workers:
     slab: Slab
     rollout: Rollout
     engine: Engine | None = None
+    server: ForkServer | None = None  # forks the workers
     resting: bool = False
 
     def rest(self) -> None:
@@ -144,7 +145,7 @@ class Simulators:
             _schedule(config, slots), self.reporter.sections,
             self._traces(),
         )  # fmt: skip
-        return Workers(side.identity, pool, slab, rollout, self.engine)
+        return Workers(side.identity, pool, slab, rollout, self.engine, self._server)
 
     def _traces(self) -> Traces:
         """Chooses which rollouts leave a trace; with the default only those of rank 0, in the folder of a run."""

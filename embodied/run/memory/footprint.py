@@ -15,16 +15,13 @@ from typing import Any
 
 from embodied import schema
 from embodied.parallel.group import Group
-from embodied.protocols import NeedsOfMachine
 from embodied.run.build.given import Sides
-from embodied.run.build.shares import only_evaluates, slots_of, workers_of
+from embodied.run.build.worker_memory import UNKNOWN, WorkerMemory, memories_of
 from embodied.run.memory.reward_memory import BYTES, RewardMemory, of_reward_model
 from embodied.weights.header import read_header
 from embodied.weights.listing import counted_files
 
 QUANTIZED: Mapping[Any, float] = {8: 1, 4: 0.5 + 1 / 64 + 4 / 64 / 256}  # a weight, with its part of the scales
-SIMULATOR = 3 * 2**28  # bytes; what a worker takes at the least once a simulator is imported and one scene is built
-PLAIN_WORKER = 20 * 2**20  # bytes of a worker without a simulator (benchmarks/results/start.json: 17 MB)
 CONTEXT = 3 * 2**28  # bytes of a GPU that CUDA and its libraries take; not measured, as there was no GPU
 LARGE = 2**31  # bytes of weights in files from which on a policy is not built to be counted
 
@@ -92,8 +89,7 @@ class Footprint:
     moment: str
     device: Mapping[str, int]  # tensors on the policy's device
     host: Mapping[str, int]  # host memory of the policy's process, without ``device``
-    workers: int  # memory of all env workers
-    count: int  # env workers
+    pools: tuple[WorkerMemory, ...]  # env workers
     unknown: tuple[str, ...] = ()  # names of parts that are not counted
 
     @property
@@ -105,6 +101,11 @@ class Footprint:
     def on_host(self) -> int:
         """Bytes of host memory that the policy's process takes, without tensors on the device."""
         return sum(self.host.values())
+
+    @property
+    def workers(self) -> int:
+        """Bytes of all env workers."""
+        return sum(pool.all for pool in self.pools)
 
 
 def footprint(
@@ -152,7 +153,7 @@ def footprint(
     host["copy of what is saved"] = max(copies.values()) if on_gpu else copies[fullest]
     host["allocator"] = allocator
     device = {**there[fullest], **more[fullest], **({"CUDA": CONTEXT} if on_gpu else {})}
-    count, each = _workers(config, sides, processes)
+    pools = tuple(memories_of(config, sides, processes))
     not_counted = {
         "adapters and their optimizer state": weights.trained is None,
         "slab": slab is None,
@@ -160,9 +161,10 @@ def footprint(
         "passes of the reward model" if judge else "the reward model": judges,
         "the engine's process": engine is not None and not on_gpu,
         "what CUDA keeps of its graphs beside tensors": on_gpu and passes is not None and passes.graphs > 0,
+        "simulators": UNKNOWN in (pool.says for pool in pools),
     }
     unknown = tuple(name for name, lacks in not_counted.items() if lacks)
-    return Footprint(fullest, device, host, count * each, count, unknown)
+    return Footprint(fullest, device, host, pools, unknown)
 
 
 def _lasting(config: schema.Config, weights: Weights) -> dict[str, int]:
@@ -274,13 +276,6 @@ def _apart(parts: dict[str, int], more: dict[str, dict[str, int]], weights: Weig
     for moment in more.values():
         moment.pop("gradients", None)
     return {**found, "gradients": weights.trained or 0}
-
-
-def _workers(config: schema.Config, sides: Sides, processes: Group) -> tuple[int, int]:
-    """Env workers of a process, and the bytes that each takes at the least."""
-    side = sides.eval if only_evaluates(config) else sides.train
-    count = workers_of(side, config, slots_of(config, processes), processes)
-    return count, SIMULATOR if isinstance(side.env, NeedsOfMachine) else PLAIN_WORKER
 
 
 def of_files(kwargs: Mapping[str, Any]) -> Weights | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,11 +17,14 @@ from embodied.protocols import Policy
 from embodied.run.build.demonstrations import Demonstrated
 from embodied.run.build.given import Sides
 from embodied.run.build.policy import device_of
+from embodied.run.build.shares import render_gpus_of
 from embodied.run.memory.counting import Counted, count
+from embodied.run.memory.fitting import needed
 from embodied.run.memory.footprint import Footprint, Pass, Weights, footprint, in_files, readable
 from embodied.run.memory.remedies import Phase, remedies
 from embodied.run.memory.weights import kinds_of
-from embodied.runtime.slab import available_memory
+from embodied.run.memory.workers import at_least, check_addresses, fitting_rows, remedies_within, rows_of
+from embodied.runtime.memory import free_memory
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class MemoryPlan:
     counted: Counted
     taken: Footprint
     device: int | None  # bytes of the GPU that are free, or that the run is planned for; None = no GPU
-    machine: int  # bytes of the machine that this process may have, with those that it has
+    machine: int | None  # bytes of the machine that the run may have, with those that it has; None = nothing tells
 
     @property
     def policy(self) -> Policy | None:
@@ -59,7 +63,8 @@ class MemoryPlan:
         rows += self._activations()
         if on_gpu:
             rows.append([f"memory of the process{each}", f"{readable(taken.on_host)}: {_parts(taken.host)}"])
-        rows.append([f"memory of env workers{each}", f"{readable(taken.workers)}, {taken.count} of them at the least"])
+        rows += rows_of(taken.pools, each, render_gpus_of(self.config, processes))
+        rows += self._room()
         model = self.config.actor.model.model_extra or {}
         if "model_path" in model and model["model_path"] is None:
             rows.append(["weights counted", "random ones of the configured sizes: actor.model.model_path is not set"])
@@ -71,6 +76,14 @@ class MemoryPlan:
         if (given := self.config.runner.ckpt_path) is not None and not self.counted.with_memory:
             rows.append(["not looked at", f"what is in {given}: so large a policy is counted without its weights"])
         return rows
+
+    def _room(self) -> list[list[str]]:
+        """Says what fits beside the policy into the machine's memory."""
+        if self.machine is None:
+            return [["not looked at", "what the machine has left: its kernel does not say (no /proc/meminfo)"]]
+        taken, here = self.taken, self.machine // self.processes.local_size
+        room = here - taken.on_host - (0 if self.device is not None else taken.on_device)
+        return fitting_rows(taken.pools, room, os.cpu_count() or 1, self.processes)
 
     def _activations(self) -> list[list[str]]:
         passes = self.counted.passes
@@ -89,6 +102,8 @@ class MemoryPlan:
             DeviceMemoryError: it names the keys to lower.
         """
         planned = self.config.runner.device_memory_gib is not None
+        if not planned:
+            check_addresses(self.config, self.processes, self.taken.pools)
         phase: Phase = "rollout" if self.counted.passes.update is None else "update"
         _hold(self.config, self.processes, self.taken, self.device, None if planned else self.machine, phase)
 
@@ -104,7 +119,7 @@ def check_large(config: schema.Config, sides: Sides, processes: Group, weights: 
     gpu = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
     taken = footprint(config, sides, processes, weights, None, on_gpu=gpu is not None)
     phase: Phase = "rollout" if config.runner.only_eval else "update"
-    _hold(config, processes, taken, gpu, available_memory(), phase, "at least ")
+    _hold(config, processes, taken, gpu, free_memory(), phase, "at least ")
 
 
 def _hold(
@@ -118,13 +133,15 @@ def _hold(
         machine: bytes; None = not asked.
         least: ``at least`` if not all is counted.
     """
-    here = taken.on_host + taken.workers + (0 if gpu is not None else taken.on_device)
-    here *= processes.local_size
+    policy = taken.on_host + (0 if gpu is not None else taken.on_device)
+    here = processes.local_size * (policy + needed(at_least(taken.pools, config, processes)))
     for where, need, have in (("the GPU", taken.on_device, gpu), ("the machine", here, machine)):
         if have is not None and need > have:
+            fixes = remedies(config, processes, phase)
+            if where == "the machine" and (room := have // processes.local_size - policy) > 0:
+                fixes = remedies_within(room, config, processes, taken.pools)
             raise DeviceMemoryError(
-                f"the run needs {least}{readable(need)}, and {where} has {readable(have)}",
-                "; or ".join(remedies(config, processes, phase)),
+                f"the run needs {least}{readable(need)}, and {where} has {readable(have)}", "; or ".join(fixes)
             )
 
 
@@ -149,7 +166,8 @@ def plan(config: schema.Config, sides: Sides, processes: Group, demonstrations: 
         gpu, total = torch.cuda.mem_get_info(device)
     counted = count(config, sides, processes, demonstrations)
     taken = counted.footprint(config, sides, processes, gpu is not None, total)
-    return MemoryPlan(config, processes, counted, taken, gpu, available_memory() + resident())
+    free = free_memory()
+    return MemoryPlan(config, processes, counted, taken, gpu, None if free is None else free + resident())
 
 
 def _parts(sizes: Mapping[str, int]) -> str:

@@ -37,7 +37,7 @@ class RolloutShare:
     policy_s: float
     wait_s: float  # time spent waiting for env workers
     ranks_s: float  # time spent waiting for other processes
-    memory: int  # bytes
+    memory: Mapping[str, int]  # "policy", "template" (the server that forks workers), "slots" → bytes
     engine: Mapping[str, float]  # metrics of the inference engine; empty without one
 
 
@@ -54,7 +54,7 @@ def of_rollout(
     """
     rows = batch.rows[(batch.ranks == processes.rank).numpy()]
     used = {name: np.unique(workers.slab.arrays[name][rows]) for name in policy.categories}
-    memory = sum(map(proportional_memory, [os.getpid(), *workers.pool.pids]))
+    memory = _memory(workers)
     seconds, policy_s, wait_s, ranks_s = (times[name] for name in ROLLOUT_TIMES)
     engine = {} if workers.engine is None else workers.engine.take_metrics()
     shares = processes.gather(RolloutShare(collected.stats, used, policy_s, wait_s, ranks_s, memory, engine))
@@ -91,8 +91,21 @@ def of_rollout(
         "time/worker_step_s": stats.step_s,
         "time/worker_render_s": stats.render_s,
         "time/worker_video_s": stats.video_s,
-        "memory/pss_gb": sum(share.memory for share in shares) / 1e9,
+        **_of_memory([share.memory for share in shares]),
     }
+
+
+def _memory(workers: Workers) -> dict[str, int]:
+    """Bytes of this process, of its env workers, and of the server that forks them if there is one."""
+    slots = sum(map(proportional_memory, workers.pool.pids))
+    server = {} if workers.server is None else {"template": proportional_memory(workers.server.pid)}
+    return {"policy": proportional_memory(os.getpid()), **server, "slots": slots}
+
+
+def _of_memory(shares: Sequence[Mapping[str, int]]) -> dict[str, float]:
+    """Returns the memory of all processes, and its parts, of which it is the sum."""
+    parts = {name: sum(share[name] for share in shares) / 1e9 for name in shares[0]}
+    return {"memory/pss_gb": sum(parts.values()), **{f"memory/pss_{name}_gb": size for name, size in parts.items()}}
 
 
 def _usage(categories: Mapping[str, int], used: Sequence[Mapping[str, np.ndarray]]) -> dict[str, float]:

@@ -95,7 +95,7 @@ def rules(config: Config) -> Iterator[Callable[[], None]]:
 def _check_workers(config: Config) -> None:
     train, evaluation = config.env.train.total_num_envs, config.env.eval.total_num_envs
     slots = evaluation if only_evaluates(config) else max(train, evaluation)
-    if (config.env.num_workers or 1) > slots:
+    if isinstance(config.env.num_workers, int) and config.env.num_workers > slots:
         raise ConfigError(
             f"env.num_workers {config.env.num_workers} is more than the {slots} env slots: some would be idle",
             f"set env.num_workers to {slots} or less, or raise env.train.total_num_envs and env.eval.total_num_envs",

@@ -6,12 +6,12 @@ the smallest batch at which the policy keeps up with all workers.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from embodied.run.memory.fitting import whole_groups
 from embodied.schema import Config
 
 WORTH_A_SLOT = 0.1  # share of a chunk's time; a longer wait for the policy is worth a second slot
@@ -28,7 +28,8 @@ class EnvCost:
     step_s: float
     render_s: float
     cpu_share: float  # CPU seconds per second of work; the rest is waiting (GPU, device, other process)
-    memory: int
+    memory: int  # with all tasks that it keeps
+    slot: int | None = None  # bytes of a further slot; None = not known, as much as a worker
 
     @property
     def chunk_s(self) -> float:
@@ -69,7 +70,8 @@ def propose(env: EnvCost, calls: Mapping[int, float], machine: Machine, config: 
     reasons: dict[str, str] = {}
     workers = _workers(env, machine, reasons)
     rate = workers / (env.chunk_s + env.reset_s / chunks)  # records per second that the workers can make
-    fits = max(workers, int(MEMORY_SHARE * machine.free_memory / max(env.memory, 1)))
+    left = MEMORY_SHARE * machine.free_memory - workers * env.memory
+    fits = workers + max(0, int(left / max(env.memory if env.slot is None else env.slot, 1)))
     wait = call_s(calls, config, workers, workers) / env.chunk_s
     slots = min(2 * workers, fits) if wait > WORTH_A_SLOT else workers
     because = {
@@ -78,9 +80,7 @@ def propose(env: EnvCost, calls: Mapping[int, float], machine: Machine, config: 
     }[slots > workers]
     reasons["env.train.total_num_envs"] = f"{slots}; {because}"
     episodes = config.algorithm.rollout_epoch * config.env.train.total_num_envs
-    epochs = math.ceil(episodes / slots)
-    while (epochs * slots) % config.algorithm.group_size:
-        epochs += 1
+    epochs = whole_groups(config, slots)
     reasons["algorithm.rollout_epoch"] = (
         f"{epochs}; keeps {epochs * slots} episodes an iteration (now {episodes}), whole groups of "
         f"{config.algorithm.group_size}"

@@ -125,11 +125,11 @@ class ChannelConfig(Section):
 
 
 class EnvConfig(Section):
-    num_workers: int | None = Field(
+    num_workers: Annotated[int, Field(ge=1)] | Literal["auto"] | None = Field(
         None,
-        ge=1,
         description="Env workers of each process that trains; null = one a slot, at most one a CPU core; of an env "
-        "that hosts all slots of a worker in one simulator (GPU simulation) one a GPU.",
+        "that hosts all slots of a worker in one simulator (GPU simulation) one a GPU. auto = at most as many of these "
+        "as fit into four fifths of the free memory, by what the env says of its simulators.",
     )
     group_name: str = Field(
         "worker",
