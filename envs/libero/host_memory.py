@@ -28,6 +28,8 @@ PIXEL, PIXEL_OF_TASK = 80, 48  # bytes of a pixel: buffers of the first task, of
 COARSE = 60 * MB  # less where the vertices of meshes are joined in cells of 0.01 m or more
 BUILDING = 1300 * MB  # resident memory beyond what stays
 FILES = 195 * MB  # Python, numpy, Mesa, LLVM
+FORKED = ForkMemory(34 * MB, 43 * MB, 8 * MB, built=True)
+"""``benchmarks/simulator_forks.py``: 48 MB with one task, 72 with three, 117 with ten of libero_object."""
 DRAWN = 0.7  # share of a task's memory: textures 331 MB and display lists 36 MB of 400 and more
 ADDRESSES, ADDRESSES_OF_SLOT = (1.06, 5.0, 8.3, 11.0), 1.25
 """GiB: MuJoCo reserves 1.24 for each state, of which a task has two and each further slot one."""
@@ -49,7 +51,7 @@ def host_memory(suite: str, pictures: Pictures, keeps: int) -> SimulatorMemory:
     )
     return SimulatorMemory(
         IMPORTS * MB, tasks, slot=MB, files=FILES, building=BUILDING, keeps=keeps,
-        rebuilding=REBUILDING[base] * MB, forked=ForkMemory(34 * MB, 35 * MB, 7 * MB), drawn=DRAWN,
+        rebuilding=REBUILDING[base] * MB, forked=FORKED, drawn=DRAWN,
         addresses=tuple(int(size * 2**30) for size in ADDRESSES), slot_addresses=int(ADDRESSES_OF_SLOT * 2**30),
         keys={"keeps": "max_cached_simulators", "tasks": "task_ids"}, note=NOTE,
     )  # fmt: skip

@@ -19,6 +19,7 @@ from embodied.lib.host_memory import ForkMemory, SimulatorMemory
 from embodied.parallel.group import Group
 from embodied.protocols import SaysMemory
 from embodied.run.build.given import ConfiguredEnv, Sides
+from embodied.run.build.pools import forks
 from embodied.run.build.shares import pools_of
 from embodied.runtime.memory import free_memory
 
@@ -124,7 +125,10 @@ class WorkerMemory:
 
 def memories_of(config: schema.Config, sides: Sides, processes: Group) -> list[WorkerMemory]:
     """Returns what the envs say of the workers of a process, by pool."""
-    return [WorkerMemory.of(*pool, config.env.start_method) for pool in pools_of(config, sides, processes)]
+    return [
+        WorkerMemory.of(*pool, "forkserver" if forks(config.env, pool[0].env) else "spawn")
+        for pool in pools_of(config, sides, processes)
+    ]
 
 
 def with_workers(config: schema.Config, sides: Sides, processes: Group) -> schema.Config:
