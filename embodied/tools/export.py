@@ -18,7 +18,7 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -28,8 +28,10 @@ from embodied.cli import piped
 from embodied.errors import CheckpointError, ConfigError, EmbodiedError, printed, unknown_name
 from embodied.evaluation.provenance import NOTED, noted
 from embodied.instructions import of_messages
+from embodied.lib import hidden
 from embodied.lib.files import EXPORT_FILE
 from embodied.lib.spec_json import to_json
+from embodied.lib.weights_folder import find
 from embodied.observe.terminal.console import Console, make_console
 from embodied.protocols import EXPORT_DTYPES, QUANTIZATIONS, Examples, Exported, Exports, Policy
 from embodied.tools.library.card import card, evaluations_of, run_of, verification
@@ -62,7 +64,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "python -m embodied.tools.export", description="Write a checkpoint for other programs."
     )
-    parser.add_argument("checkpoint", help="folder of one checkpoint, e.g. runs/NAME/checkpoints/000100")
+    parser.add_argument("checkpoint", help="folder of a checkpoint (runs/NAME/checkpoints/000100), or of a run: its newest")
     parser.add_argument("--out", required=True, help="folder to write: new, or empty")
     parser.add_argument("--format", default="hf", help="what to write; the policy says what there is (default: hf)")
     parser.add_argument(
@@ -108,7 +110,7 @@ def verify_last(argv: Sequence[str]) -> list[str]:
 
 
 def _carry_out(given: argparse.Namespace, console: Console) -> int:
-    checkpoint, out = Path(given.checkpoint), Path(given.out)
+    checkpoint, out = _checkpoint(given.checkpoint), Path(given.out)
     if given.dtype not in EXPORT_DTYPES:
         raise unknown_name("dtype", given.dtype, EXPORT_DTYPES, "--dtype")
     if given.quantize not in (None, *QUANTIZATIONS):
@@ -127,6 +129,14 @@ def _carry_out(given: argparse.Namespace, console: Console) -> int:
         )  # fmt: skip
         print(*lines, sep="\n")
         return 0 if wanted is None else _verified(checkpoint, out, wanted, console, given.device)
+
+
+def _checkpoint(word: str) -> Path:
+    """Returns the folder of the checkpoint that a word names. Raises :class:`CheckpointError` for an export."""
+    found = find(word)
+    if found.is_export:
+        raise CheckpointError(f"{word} is an export already", "name the checkpoint that it was written from")
+    return found.folder
 
 
 def _verified(checkpoint: Path, out: Path, wanted: Asked, console: Console, device: str) -> int:
@@ -213,10 +223,14 @@ def facts_of(
 ) -> ExportFile:  # fmt: skip
     """Returns what ``embodied.json`` says of an export."""
     from embodied.learn.checkpoint.exported import ExportFile
+    from embodied.schema.compose.brought import sections
 
     source: dict[str, Any] = {"checkpoint": str(checkpoint), "run": run_of(checkpoint).name}
     source |= {"iteration": meta.iteration, "steps": meta.steps, "weight_version": meta.weight_version}
     source[NOTED] = noted(checkpoint)
+    with suppress(CheckpointError):  # a configuration that cannot be read is no part of the weights
+        if (configured := sections.read_config(run_of(checkpoint))) is not None:
+            source[sections.NOTED] = hidden.in_value("", configured)
     printed = {"num_action_chunks": policy.spec.num_action_chunks, "describe": dict(policy.describe())}
     return ExportFile(
         kind, written.dtype, to_json(env), printed, dict(written.model), source, dict(written.measured),
