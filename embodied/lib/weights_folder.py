@@ -60,9 +60,10 @@ def split(overrides: Sequence[str]) -> tuple[list[str], Named]:
     folders = [one.partition("=")[2] for one in overrides if one.startswith(f"{KEY}=")]
     trusted = f"{TRUST_KEY}=true" in overrides
     rest = [one for one in overrides if not one.startswith(f"{KEY}=") and one != f"{TRUST_KEY}=true"]
-    if len(folders) > 1:
+    weights = [one.partition("=")[2] for one in rest if folders and one.lstrip("+").startswith("runner.ckpt_path=")]
+    if len(several := [*folders, *weights]) > 1:
         raise ConfigError(
-            f"{', '.join(folders)}: a command takes one checkpoint", "name one folder; embodied compare takes several"
+            f"{', '.join(several)}: a command takes one checkpoint", "name one folder; embodied compare takes several"
         )
     return rest, Named(folders[0] if folders else None, trusted)
 

@@ -19,7 +19,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -223,11 +223,12 @@ def facts_of(
 ) -> ExportFile:  # fmt: skip
     """Returns what ``embodied.json`` says of an export."""
     from embodied.learn.checkpoint.exported import ExportFile
+    from embodied.run.evaluation import seen
     from embodied.schema.compose.brought import sections
 
     source: dict[str, Any] = {"checkpoint": str(checkpoint), "run": run_of(checkpoint).name}
     source |= {"iteration": meta.iteration, "steps": meta.steps, "weight_version": meta.weight_version}
-    source[NOTED] = noted(checkpoint)
+    source[NOTED], source[seen.NOTED] = noted(checkpoint), list(map(asdict, seen.of_checkpoint(checkpoint)))
     with suppress(CheckpointError):  # a configuration that cannot be read is no part of the weights
         if (configured := sections.read_config(run_of(checkpoint))) is not None:
             source[sections.NOTED] = hidden.in_value("", configured)
