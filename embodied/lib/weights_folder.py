@@ -9,17 +9,20 @@ Imports the standard library only, so that ``--help`` and a misspelt word answer
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from embodied.errors import CheckpointError, ConfigError, did_you_mean
 from embodied.lib.files import EXPORT_FILE
 
 KEY, TRUST_KEY = "checkpoint", "trust"
-"""Short forms of the command line: ``checkpoint=FOLDER``, for which a folder alone stands, and ``trust=true``, for which
-``--trust`` stands. They are no keys of the configuration."""
+"""Short forms of the command line: a folder alone stands for ``checkpoint=FOLDER``, ``--trust`` for ``trust=true``.
+They are no keys of the configuration."""
 META_FILE = "meta.json"  # file that every checkpoint has
 SHOWN = 3  # runs that an error lists
 _NAME = re.compile(r"(\d+)(?:\+(\d+))?")
@@ -100,6 +103,20 @@ def find_in(path: Path) -> Place | None:
     return Place(whole[-1], False) if whole else None
 
 
+def identity(meta: Mapping[str, Any]) -> str | None:
+    """Returns a short text that tells a checkpoint's weights from others, wherever their folder lies; None for one
+    without checksums, which an older version wrote.
+
+    Args:
+        meta: content of its ``meta.json``.
+    """
+    if not meta.get("checksums"):
+        return None
+    names = ("parameters", "settled", "checksums")
+    values = [meta["iteration"], meta.get("steps", 0), int(meta["trainer"]["weight_version"]), *map(meta.get, names)]
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
+
+
 def not_a_word(word: str) -> ConfigError:
     """Returns the error about a word that is no override, and no folder either."""
     near = did_you_mean(word, [*map(str, _runs()), *(path.name for path in _runs())])
@@ -116,8 +133,8 @@ def _what_is_there(word: str, path: Path) -> str:
     if not path.is_dir():
         return f"{word} is a file, and a checkpoint is a folder"
     return (
-        f"no checkpoint at {word} ({META_FILE}), no run with checkpoints (checkpoints/000100/{META_FILE}), and no export "
-        f"({EXPORT_FILE})"
+        f"no checkpoint at {word} ({META_FILE}), no run with checkpoints (checkpoints/000100/{META_FILE}), "
+        f"and no export ({EXPORT_FILE})"
     )
 
 

@@ -64,7 +64,9 @@ def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "python -m embodied.tools.export", description="Write a checkpoint for other programs."
     )
-    parser.add_argument("checkpoint", help="folder of a checkpoint (runs/NAME/checkpoints/000100), or of a run: its newest")
+    parser.add_argument(
+        "checkpoint", help="a checkpoint's folder (runs/NAME/checkpoints/000100), or a run's: its newest"
+    )
     parser.add_argument("--out", required=True, help="folder to write: new, or empty")
     parser.add_argument("--format", default="hf", help="what to write; the policy says what there is (default: hf)")
     parser.add_argument(

@@ -13,10 +13,11 @@ from embodied.schema.compose.brought.reading import Brought
 from embodied.schema.compose.brought.sections import OWN_OF_A_COMMAND
 from embodied.schema.compose.compose import Composed
 from embodied.schema.keys.paths import MISSING, at, leaves
+from embodied.schema.keys.sections.env import EnvEvalConfig
 from embodied.schema.rules.protocols import asked
 from embodied.types import EnvSpec
 
-HEAD = ["key", "of the checkpoint", "here", "effect"]
+HEAD = ["key", "of the checkpoint", "asked", "effect"]
 MODEL, EVAL = "actor.model.", "env.eval."
 SHAPES = (
     "size", "image_size", "num_images_in_input", "use_proprio", "proprio_dim", "action_dim", "num_action_chunks",
@@ -36,14 +37,14 @@ class Row:
 
     key: str
     brought: Any
-    here: Any
+    asked: Any
     effect: str
     fatal: bool = False  # the weights are of no use so
 
     @property
     def cells(self) -> list[str]:
         """The row of the table."""
-        return [self.key, _short(self.brought), _short(self.here), ("ERROR: " if self.fatal else "") + self.effect]
+        return [self.key, _short(self.brought), _short(self.asked), ("ERROR: " if self.fatal else "") + self.effect]
 
 
 def check(composed: Composed, sides: Mapping[str, ConfiguredEnv]) -> None:
@@ -57,11 +58,11 @@ def check(composed: Composed, sides: Mapping[str, ConfiguredEnv]) -> None:
     if composed.brought is None or not fatal:
         return
     keys = [key for key in fatal if key.startswith(MODEL)]
-    fix = "leave out model= and actor.model.…: the checkpoint brings them" if keys else ""
-    env = "" if len(keys) == len(fatal) else "leave out env= and env.…, or choose an env with the same cameras and sizes"
+    fixes = ["leave out model= and actor.model.…: the checkpoint brings them"] if keys else []
+    if len(keys) < len(fatal):
+        fixes.append("leave out env= and env.…, or choose an env with the same cameras and sizes")
     raise ConfigError(
-        f"the weights in {composed.brought.place.folder} cannot be used so:\n{as_text(found)}",
-        "; ".join(filter(None, (fix, env))),
+        f"the weights in {composed.brought.place.folder} cannot be used so:\n{as_text(found)}", "; ".join(fixes)
     )
 
 
@@ -107,8 +108,8 @@ def _of_model(composed: Composed, brought: Brought) -> Iterator[Row]:
         name = key.removeprefix(MODEL)
         if name != key and at(composed.resolved, key) != value and brought.model.get(name) == here.get(name):
             kept = brought.model.get(name, "as it was built")
-            effect = f"protocol {composed.config.protocol.name} asks for it; the checkpoint's stays, which it learnt with"
-            yield Row(key, kept, value, effect)
+            name = composed.config.protocol.name
+            yield Row(key, kept, value, f"protocol {name} has it; the checkpoint's stays, with which it learnt")
 
 
 def _effect(name: str) -> tuple[str, bool]:
@@ -134,8 +135,9 @@ def _of_env(composed: Composed, brought: Brought) -> Iterator[Row]:
         now = at(here, key)
         if key.partition(".")[0] in OWN_OF_A_COMMAND or now in (MISSING, value):
             continue
-        by = f"as protocol {name} has it" if wanted.get(f"{EVAL}{key}", MISSING) == now else "another env than there"
-        yield Row(f"{EVAL}{key}", value, now, by)
+        effect = "success is measured otherwise" if key in EnvEvalConfig.model_fields else "another env than there"
+        by = f" (protocol {name})" if wanted.get(f"{EVAL}{key}", MISSING) == now else ""
+        yield Row(f"{EVAL}{key}", value, now, f"{effect}{by}")
 
 
 def _of_spec(before: EnvSpec, here: EnvSpec, model: Mapping[str, Any]) -> Iterator[Row]:

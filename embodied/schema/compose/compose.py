@@ -15,9 +15,9 @@ from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from embodied.errors import ConfigError, UnknownKeyError
+from embodied.lib.weights_folder import Named, split
 from embodied.schema.compose.binding import bind, check_known, with_derived
 from embodied.schema.compose.brought.merging import Bringing
-from embodied.lib.weights_folder import Named, split
 from embodied.schema.compose.brought.reading import Brought
 from embodied.schema.compose.hydra_files import WrongChoice, compose_files
 from embodied.schema.compose.of_hydra import RUN_DIR, Record, begin_in_run_dir, expand_user, record
@@ -147,7 +147,8 @@ def _name_run(runner: dict[str, Any], trail: Trail, brings: Bringing | None) -> 
     name = named_so or _default_name(trail.choices, runner, brings)
     run_id = runner.get("run_id")
     runner["experiment_name"] = name if run_id in (None, "") else f"{name}-{run_id}"
-    sources = ["runner.experiment_name"] if named_so else ["env", "model", "algorithm"]
+    parts = ["runner.ckpt_path"] if brings else ["env", "model", "algorithm"]
+    sources = ["runner.experiment_name"] if named_so else parts
     sources += [] if run_id in (None, "") else ["runner.run_id"]
     if runner["experiment_name"] != named_so:
         trail.note({"runner.experiment_name": Origin("derived", "", tuple(sources))})

@@ -3,7 +3,7 @@
 ===================================  ===================================================================================
 of the command line                  then the checkpoint brings
 ===================================  ===================================================================================
-nothing                              ``actor.model``, both sides of ``env``, ``protocol``, how actions are drawn, the seed
+nothing                              ``actor.model``, both sides of ``env``, ``protocol``, how actions are drawn, seed
 ``model=``                           no ``actor.model``
 ``env=``, ``experiment=``            of the env what the policy sees and moves, if the class is the same
 ``protocol=``, ``experiment=``       neither protocol nor what that protocol has set
@@ -18,15 +18,17 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from embodied.errors import ConfigError
+from embodied.errors import ConfigError, UnknownKeyError
 from embodied.lib.targets import load_target
 from embodied.lib.trusted import OWN_CODE, TRUST, check_trusted, check_trusted_env
 from embodied.lib.weights_folder import find
 from embodied.protocols import SaysWhatKeysMean
-from embodied.schema.compose.brought.reading import Brought, read
-from embodied.schema.compose.brought.sections import OWN_OF_A_COMMAND
+from embodied.schema.compose.binding import check_target_keys
+from embodied.schema.compose.brought.reading import read
+from embodied.schema.compose.brought.sections import OWN_OF_A_COMMAND, refuse
 from embodied.schema.compose.origins import Origin, Trail
 from embodied.schema.keys.paths import MISSING, SIDES, at, leaves, with_changes, without
 from embodied.schema.rules.protocols import HELD_OUT
@@ -117,6 +119,7 @@ class Bringing:
         target, there = str(model["_target_"]), mapping["actor"]["model"]
         if not (self._trusted or self._names(f"{MODEL}._target_", target, mapping)):
             check_trusted(target, model, self.brought.place.folder, TRUSTED_BY)
+        self._check_taken(MODEL, model, self.brought.place.file)
         if self._trusted and self.brought.place.is_export:
             taken = _parameters(target, MODEL)
             model |= {key: True for key in (TRUST, *OWN_CODE) if key in taken}
@@ -147,9 +150,17 @@ class Bringing:
         own = {name: value for name, value in side.items() if name not in OWN_OF_A_COMMAND}
         if not self._trusted:
             check_trusted_env(str(own["_target_"]), own, self.brought.file, TRUSTED_BY)
+        self._check_taken(key, side, self.brought.file)
         if mapping["env"].get("python") and "python" in _parameters(str(own["_target_"]), key):
             side["python"] = mapping["env"]["python"]
         return self._with_own(key, side, mapping)
+
+    def _check_taken(self, section: str, values: Mapping[str, Any], file: Path) -> None:
+        """Refuses keys that what builds a model or an env does not take. Raises :class:`DamagedCheckpointError`."""
+        try:
+            check_target_keys(with_changes({}, {section: values}))
+        except UnknownKeyError as error:
+            refuse(error.message.split("\n"), file, "name it yourself: model=NAME, env=NAME")
 
     def _seen(self, key: str, brought: Mapping[str, Any], mapping: Mapping[str, Any]) -> dict[str, Any]:
         """Of another env of the same class: what the policy sees and moves."""

@@ -20,8 +20,8 @@ from embodied.errors import CheckpointError, EmbodiedError
 from embodied.lib.files import check_export, check_seal, inside, read_json, reading
 from embodied.lib.spec_json import from_json
 from embodied.lib.trusted import HERE
-from embodied.schema.compose.brought import sections
 from embodied.lib.weights_folder import Place
+from embodied.schema.compose.brought import sections
 from embodied.types import EnvSpec
 
 
@@ -40,7 +40,10 @@ class Brought:
 
     def side(self, name: str) -> Mapping[str, Any] | None:
         """The section ``env.NAME`` of the run."""
-        return None if self.sections is None else self.sections["env"][name]
+        if self.sections is None:
+            return None
+        own = self.sections["env"][name]
+        return {key: value for key, value in own.items() if key not in sections.OWN_OF_A_COMMAND}
 
     @property
     def protocol(self) -> Mapping[str, Any]:

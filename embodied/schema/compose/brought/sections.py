@@ -100,18 +100,21 @@ def check_sections(found: Mapping[str, Any], file: Path) -> None:
     Raises:
         DamagedCheckpointError: values are not as the schema has them; it names the file and all of them.
     """
-    with_file = {f"env.{name}": (_SIDES[name], {**side, **_VIDEO}) for name, side in _part(found, "env", file).items()}
-    with_file["protocol"] = ProtocolConfig, _part(found, "protocol", file)
-    sampling = _part(found, "algorithm", file)
-    with_file["algorithm.val_sampling_params"] = EvalSamplingConfig, sampling.get("val_sampling_params", {})
-    wrong = [line for key, (kind, values) in with_file.items() for line in _wrong(kind, values, key)]
+    protocol, sampling = _part(found, "protocol", file), _part(found, "algorithm", file)
+    wrong = [
+        line for name, side in _part(found, "env", file).items()
+        for line in _wrong(_SIDES[name], {**side, **_VIDEO}, f"env.{name}")
+    ]  # fmt: skip
+    wrong += _wrong(ProtocolConfig, protocol, "protocol")
+    drawn = sampling.get("val_sampling_params", {})
+    wrong += _wrong(EvalSamplingConfig, drawn, "algorithm.val_sampling_params")
     runner = _part(found, "runner", file)
     for key, good in (("seed", _whole), ("task_type", TASK_TYPES.__contains__)):
         if not good(runner.get(key)):
             wrong.append(f"runner.{key} = {runner.get(key)!r}")
     if not _whole(sampling.get("val_group_size")):
         wrong.append(f"algorithm.val_group_size = {sampling.get('val_group_size')!r}")
-    wrong += [f"protocol.sets has {key}" for key in with_file["protocol"][1].get("sets", {}) if not _may_set(key)]
+    wrong += [f"protocol.sets has {key}" for key in protocol.get("sets", {}) if not _may_set(key)]
     refuse(wrong, file, "env=NAME and protocol=NAME name others, which are then used in their place")
 
 
@@ -151,4 +154,3 @@ def _whole(value: Any) -> bool:
 
 def _may_set(key: Any) -> bool:
     return isinstance(key, str) and (key.startswith(SET_BY_PROTOCOLS) or key == HELD_OUT)
-
