@@ -218,7 +218,21 @@ def _of_export(path: str) -> list[Trained]:
         file = inside(folder_of(path), EXPORT_FILE)
         source = check_seal(file, read_json(file))["source"]
         if NOTED in source:
-            return [Trained(**one) for one in source[NOTED]]
+            return list(map(_noted, source[NOTED]))
         return [Trained(str(one["run"]), held_out=one["held_out_states"]) for one in source["trainings"]]
     except (*UNREADABLE, OSError, EmbodiedError):
         return [Trained(path)]
+
+
+def _noted(one: Mapping[str, Any]) -> Trained:
+    """A training as an export has noted it. Raises TypeError, ValueError or LookupError for what is none."""
+    env, states, drawn, held_out = (one[name] for name in ("env", "states", "drawn", "held_out"))
+    return Trained(
+        str(one["run"]),
+        None if env is None else {**env, "_target_": str(env["_target_"])},
+        None
+        if states is None
+        else {str(task): None if count is None else int(count) for task, count in states.items()},
+        None if drawn is None else {str(task): list(map(int, own)) for task, own in drawn.items()},
+        None if held_out is None else int(held_out),
+    )
