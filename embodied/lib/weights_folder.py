@@ -133,8 +133,8 @@ def _what_is_there(word: str, path: Path) -> str:
     if not path.is_dir():
         return f"{word} is a file, and a checkpoint is a folder"
     return (
-        f"no checkpoint at {word} ({META_FILE}), no run with checkpoints (checkpoints/000100/{META_FILE}), "
-        f"and no export ({EXPORT_FILE})"
+        f"no checkpoint at {word}: it holds neither a checkpoint ({META_FILE}), nor those of a run "
+        f"(checkpoints/000100/{META_FILE}), nor an export ({EXPORT_FILE})"
     )
 
 

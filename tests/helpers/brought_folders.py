@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,15 @@ CONFIG = str(Path(__file__).parents[1] / "config")
 FAKE = ("env=fake", "model=fake", "tracker=jsonl", "runner.device=cpu")
 
 
-def run(name: str, *overrides: str, iterations: tuple[str, ...] = ("000001",), **changes: Any) -> Path:
+def run(
+    name: str, *overrides: str, iterations: Sequence[str] = ("000001",), common: Sequence[str] = FAKE, **changes: Any
+) -> Path:  # fmt: skip
     """Writes the folder of a training below ``runs``; returns its newest checkpoint.
 
     Args:
         changes: sections of ``config.yaml`` in place of what ``overrides`` compose, by dotted key with ``__`` for dots.
     """
-    composed = compose([*FAKE, f"runner.experiment_name={name}", *overrides], "train", [CONFIG])
+    composed = compose([*common, f"runner.experiment_name={name}", *overrides], "train", [CONFIG])
     config, folder = composed.resolved, Path("runs", name)
     for key, value in changes.items():
         section: Any = config

@@ -87,7 +87,7 @@ def test_one_word_takes_a_checkpoint_from_command_to_command(tmp_path, monkeypat
     embodied("compare", "runs/first/checkpoints/000001", "runs/first-000001-grpo/checkpoints/000001")
     said = capsys.readouterr().out
     assert "the same conditions" not in said, "the first run had another seed"
-    assert "runs/first-000001-eval/eval/000000.json" in said
+    assert "runs/by_hand/eval/000000.json" in said, "the newest of these weights: their run has evaluated none"
     assert "runs/first-000001-grpo-000001-eval/eval/000000.json" in said
     capsys.readouterr()
     assert cli.main(["eval", "runs/first", "actor.model.num_action_chunks=8", "actor.model.lora_rank=4", *COMMON]) == 2
