@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from embodied.errors import CheckpointError, ConfigError, did_you_mean
-from embodied.lib.files import EXPORT_FILE
+from embodied.lib.files import EXPORT_FILE, checkpoint_near
 
 KEY, TRUST_KEY = "checkpoint", "trust"
 """Short forms of the command line: a folder alone stands for ``checkpoint=FOLDER``, ``--trust`` for ``trust=true``.
@@ -139,6 +139,8 @@ def _what_is_there(word: str, path: Path) -> str:
 
 
 def _fix(path: Path) -> str:
+    if (beside := checkpoint_near(path)).is_dir():
+        return f"give the folder of one checkpoint, e.g. {beside}"
     near = did_you_mean(str(path), map(str, _runs())).strip()
     return f"{near + ' Else name' if near else 'name'} the folder of a checkpoint, of a run, or of an export{_newest()}"
 

@@ -47,6 +47,7 @@ def rows(*words: str, config_name: str = "eval") -> dict[str, Sequence[str]]:
 def test_a_folder_among_the_words_is_a_checkpoint():
     run("a", iterations=("000002", "000010", "000010+003", "000009"))
     assert find("runs/a").folder == Path("runs/a/checkpoints/000010+003"), "the newest of a run"
+    assert find("runs/a/checkpoints").folder == Path("runs/a/checkpoints/000010+003")
     assert find("runs/a/checkpoints/000002").folder == Path("runs/a/checkpoints/000002")
     assert find(str(export(Path("out"), {"_target_": "embodied.testing.FakePolicy"}))).is_export
     assert parse_argv(["runs/a", "runner.seed=3"], "eval")[0] == ["checkpoint=runs/a", "runner.seed=3"]

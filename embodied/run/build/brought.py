@@ -108,8 +108,8 @@ def _of_model(composed: Composed, brought: Brought) -> Iterator[Row]:
         name = key.removeprefix(MODEL)
         if name != key and at(composed.resolved, key) != value and brought.model.get(name) == here.get(name):
             kept = brought.model.get(name, "as it was built")
-            name = composed.config.protocol.name
-            yield Row(key, kept, value, f"protocol {name} has it; the checkpoint's stays, with which it learnt")
+            by = composed.config.protocol.name
+            yield Row(key, kept, value, f"protocol {by} has it; the checkpoint's stays, with which it learnt")
 
 
 def _effect(name: str) -> tuple[str, bool]:
