@@ -2,7 +2,7 @@
 
 runs/NAME                       its newest evaluation, runs/NAME/eval/000020.json
 runs/NAME@10                    runs/NAME/eval/000010.json
-runs/NAME/checkpoints/000010    the same
+runs/NAME/checkpoints/000010    the same; else the newest of these weights in a run beside it (``embodied eval``)
 runs/NAME/eval/000010.json      the file itself
 
 ``runs/NAME/eval/000000-sampled.json`` is named by its file alone. It is the sampled one of two evaluations from the
@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from typing import Any
 import yaml
 
 from embodied.errors import EvaluationError, did_you_mean
+from embodied.lib.files import UNREADABLE, read_json
+from embodied.lib.weights_folder import META_FILE, identity
 from embodied.schema import EnvEvalConfig
 
 AGAIN = "evaluate again (python -m embodied.eval), or name another evaluation"
@@ -105,15 +108,30 @@ def _in_folder(path: Path) -> Path:
     if is_checkpoint(path):
         if not re.fullmatch(r"\d+", path.name):
             raise EvaluationError(f"{path} was saved within an iteration, where no run evaluates", _of_checkpoint(path))
-        return _after(path.parent.parent, int(path.name), str(path), _of_checkpoint(path))
+        return _of_weights(path) or _after(path.parent.parent, int(path.name), str(path), _of_checkpoint(path))
     files = evaluation_files(path)
     if not files:
         raise EvaluationError(
             f"{path} has no evaluation (eval/000000.json)",
-            "name the folder of a run (runs/NAME), and evaluate it first: python -m embodied.eval … "
-            "runner.ckpt_path=CHECKPOINT, or runner.val_check_interval of a training",
+            "name the folder of a run (runs/NAME), and evaluate it first: embodied eval "
+            "CHECKPOINT, or runner.val_check_interval of a training",
         )
     return files[-1]
+
+
+def _of_weights(path: Path) -> Path | None:
+    """Finds the evaluation of a checkpoint that its run has not evaluated itself: the newest by ``embodied.eval`` in a
+    run beside it, of the same weights. None if its run has, or there is none."""
+    run = path.absolute().parent.parent
+    if int(path.name) in {int(file.stem) for file in evaluation_files(run)} or not (path / META_FILE).is_file():
+        return None
+    weights, same = identity(read_json(path / META_FILE)), list[Path]()
+    for file in run.parent.glob("*/eval/*.json"):
+        with suppress(*UNREADABLE, OSError):
+            of = json.loads(file.read_text(encoding="utf-8")).get("checkpoint") or {}
+            is_same = of["identity"] == weights if weights else Path(of["path"]).absolute() == path.absolute()
+            same += [file] if is_same and file.parent.parent != run else []
+    return max(same, key=lambda file: file.stat().st_mtime, default=None)
 
 
 def evaluation_files(run: Path) -> list[Path]:
@@ -123,7 +141,7 @@ def evaluation_files(run: Path) -> list[Path]:
 
 
 def _of_checkpoint(path: Path) -> str:
-    return f"evaluate it: python -m embodied.eval … runner.ckpt_path={path}, and name the folder of that run"
+    return f"evaluate it: embodied eval {path}"
 
 
 def _after(run: Path, iteration: int, name: str, remedy: str | None = None) -> Path:

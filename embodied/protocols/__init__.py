@@ -22,6 +22,7 @@ from embodied.protocols.env import SafeStop as SafeStop
 from embodied.protocols.env import SaysHowLong as SaysHowLong
 from embodied.protocols.env import SaysMemory as SaysMemory
 from embodied.protocols.env import SaysWhatItReads as SaysWhatItReads
+from embodied.protocols.env import SaysWhatKeysMean as SaysWhatKeysMean
 from embodied.protocols.others import Cell as Cell
 from embodied.protocols.others import Reward as Reward
 from embodied.protocols.others import RewardModel as RewardModel

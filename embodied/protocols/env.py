@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -288,3 +288,14 @@ class Batched(Protocol):
     def batch(self, num_slots: int) -> BatchEnv:
         """Make the object. Called once in a worker, after ``prepare``; as cheap as constructing an env."""
         ...
+
+
+@runtime_checkable
+class SaysWhatKeysMean(Protocol):
+    """An env's class may say what some of its arguments do, as dotted keys."""
+
+    keys_of_policy: ClassVar[tuple[str, ...]]
+    """What the policy sees and moves: cameras, state, control mode. With a checkpoint another env of the class takes
+    those that the policy learnt with."""
+    keys_without_start: ClassVar[tuple[str, ...]]
+    """Those that change no start: with other values of them, equal numbers name equal starts of a task."""

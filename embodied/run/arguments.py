@@ -7,23 +7,29 @@ from pathlib import Path
 from typing import Literal
 
 from embodied.errors import ConfigError, did_you_mean
+from embodied.lib.weights_folder import TRUST_KEY, as_override
 
 PrintOnly = Literal[False, True, "origin"]
 """Whether values are printed alone, and whether with their origins."""
 
-USAGE = """usage: python -m embodied.{entry} [GROUP=NAME ...] [KEY=VALUE ...]
+USAGE = """usage: python -m embodied.{entry} [CHECKPOINT] [GROUP=NAME ...] [KEY=VALUE ...]
 
   python -m embodied.train env=libero_10                    train with the small embedded policy
   python -m embodied.train env=libero_10 runner.dry_run=true   check everything, print the derived numbers
-  python -m embodied.eval env=libero_10 runner.ckpt_path=runs/NAME/checkpoints/000004
+  python -m embodied.train runs/NAME algorithm=ppo          go on from a checkpoint, as a new run
+  python -m embodied.eval runs/NAME protocol=openvla_oft    evaluate its newest checkpoint
   python -m embodied.tools.demos env=NAME episodes=200      demonstrations by the env's expert, into demos/NAME
   python -m embodied.sft env=NAME data=demos/NAME           learn from demonstrations
 
+CHECKPOINT: runs/NAME/checkpoints/000004, runs/NAME (its newest), or an exported folder. It brings its model with its
+  cameras, chunk and state, and the env and the protocol of its run; what else is on the command line wins, and one
+  table says what then differs. runner.ckpt_path=FOLDER takes the weights alone.
 groups: env, model, algorithm, runtime, tracker, experiment; +perturb=robot perturbs episodes (docs/robustness.md);
   protocol=openvla_oft (simplevla_rl, rlinf, held_out) evaluates by fixed rules (docs/evaluation.md)
   --cfg             print the composed configuration and exit
   --cfg=origin      print where each of its values comes from, too, without secrets
   --config-dir DIR  look for group files in DIR too (DIR/env/my_task.yaml → env=my_task)
+  --trust           CHECKPOINT is your own: it may name code that is not of this library
   --help            this text
 keys: docs/configuration.md
 """
@@ -54,10 +60,12 @@ def parse_argv(argv: Sequence[str], entry: str) -> tuple[list[str], list[str], P
             folders.append(next(arguments, None) or "(nothing)")
         elif argument.startswith("--config-dir="):
             folders.append(argument.partition("=")[2] or "(nothing)")
+        elif argument == "--trust":
+            overrides.append(f"{TRUST_KEY}=true")
         elif argument.startswith("-"):
             raise _unknown_option(argument)
         else:
-            overrides.append(argument)
+            overrides.append(as_override(argument))
     return overrides, _existing(folders), print_only
 
 
@@ -65,7 +73,7 @@ def _unknown_option(argument: str) -> ConfigError:
     from embodied.schema.keys.groups import GROUPS
 
     name, equals, value = argument.lstrip("-").partition("=")
-    near = did_you_mean(argument, ["--help", "--cfg", "--config-dir"])
+    near = did_you_mean(argument, ["--help", "--cfg", "--config-dir", "--trust"])
     if name in ("config-name", "cn"):
         fix = f"choose a file by its group, without --: experiment={value or 'NAME'}; its folder by --config-dir DIR"
     elif not near and (equals or "." in name or name in GROUPS):

@@ -146,6 +146,7 @@ def _carry_out(
     """
     from embodied.observe.terminal.console import NullConsole, make_console
     from embodied.run import sft_first
+    from embodied.run.build import brought
     from embodied.run.build.preflight import check
     from embodied.runtime.signals import StopSignal
     from embodied.runtime.wait_policy import cores_are_shared
@@ -161,6 +162,8 @@ def _carry_out(
             with console.progress("checking the configuration", brief=True), _advised(config_name):
                 checked = check(composed, processes)
                 _refuse_too_large(checked.config, checked.sides, processes, console, policy=recipe is None)
+            if rows := brought.table(checked.composed, {"train": checked.train, "eval": checked.eval}):
+                console.table(f"what differs from {checked.config.runner.ckpt_path or 'the export'}", rows)
             with console.progress("importing torch", brief=True):
                 recipe = recipe or _recipe(checked.config.runner)
             recipe(checked, console, stop)

@@ -4,6 +4,7 @@
 folder                                                   is
 =======================================================  =============================================================
 ``runs/NAME/checkpoints/000100`` (``meta.json``)         a checkpoint (:func:`embodied.learn.origin.restore`)
+``runs/NAME``                                            its newest checkpoint
 ``embodied.json``: formats hf, torch_export, onnx, aoti  an export (:mod:`embodied.learn.checkpoint.exported`)
 =======================================================  =============================================================
 """
@@ -15,15 +16,12 @@ from typing import NamedTuple
 
 import torch
 
-from embodied.errors import CheckpointError
 from embodied.learn.checkpoint import exported
 from embodied.learn.checkpoint.metadata import read_meta
 from embodied.learn.origin import origin_of, restore
-from embodied.lib.files import EXPORT_FILE
+from embodied.lib.weights_folder import find
 from embodied.protocols import Policy
 from embodied.types import EnvSpec
-
-META_FILE = "meta.json"  # file that every checkpoint has
 
 
 class Loaded(NamedTuple):
@@ -44,21 +42,12 @@ def load(folder: Path, device: torch.device | str = "cpu", trust: bool = False) 
         CheckpointError: nothing that can be served is there, or it is damaged.
         ConfigError: what builds the policy cannot be imported, or is none of ours.
     """
-    if (folder / META_FILE).is_file():
-        if not trust:
-            origin = origin_of(folder, read_meta(folder))
-            exported.check_trusted(origin.target, origin.kwargs, folder)
-        return Loaded(*restore(folder, device), f"checkpoint {folder}")
-    if exported.is_export(folder):
+    found = find(str(folder))
+    folder = found.folder
+    if found.is_export:
         facts = exported.read_export(folder)
         return Loaded(*exported.build(facts, folder, device, trust=trust), f"{facts.format} export {folder}")
-    last = sorted(path.parent for path in folder.glob(f"checkpoints/*/{META_FILE}"))
-    example = (
-        "serve the folder of one checkpoint (runs/NAME/checkpoints/000100), or one that embodied.tools.export wrote"
-    )
-    if not folder.is_dir():
-        raise CheckpointError(f"there is no folder {folder}", example)
-    raise CheckpointError(
-        f"{folder} holds neither a checkpoint ({META_FILE}) nor an export ({EXPORT_FILE})",
-        f"serve {last[-1]}" if last else example,
-    )
+    if not trust:
+        origin = origin_of(folder, read_meta(folder))
+        exported.check_trusted(origin.target, origin.kwargs, folder)
+    return Loaded(*restore(folder, device), f"checkpoint {folder}")

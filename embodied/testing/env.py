@@ -39,6 +39,9 @@ class FakeEnv:
         task_mb: MB that a slot takes for each task that it has been in, as simulators do.
     """
 
+    keys_of_policy = ("cameras", "size", "pictures", "state_dim", "action_dim")
+    keys_without_start = (*keys_of_policy, "horizon", "success_distance", "step_s")
+
     def __init__(
         self, num_tasks: int = 2, num_init_states: int = 4, cameras: int = 2, size: int = 16, state_dim: int = 8,
         action_dim: int = 7, horizon: int = 24, success_distance: float = 0.0, step_s: float = 0.0,

@@ -68,7 +68,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "evaluations", nargs="+", metavar="EVALUATION",
         help="runs/NAME (its newest), runs/NAME@10 (after 10 iterations), a file runs/NAME/eval/000010.json, or a "
-        "checkpoint that its run has evaluated; each is compared with each other one",
+        "checkpoint that its run or embodied eval has evaluated; each is compared with each other one",
     )  # fmt: skip
     starts = parser.add_mutually_exclusive_group()
     starts.add_argument("--unpaired", action="store_true", help="compare rates; do not pair episodes of equal starts")

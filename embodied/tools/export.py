@@ -18,8 +18,8 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,8 +28,10 @@ from embodied.cli import piped
 from embodied.errors import CheckpointError, ConfigError, EmbodiedError, printed, unknown_name
 from embodied.evaluation.provenance import NOTED, export_note
 from embodied.instructions import of_messages
+from embodied.lib import hidden
 from embodied.lib.files import EXPORT_FILE
 from embodied.lib.spec_json import to_json
+from embodied.lib.weights_folder import find
 from embodied.observe.terminal.console import Console, make_console
 from embodied.protocols import EXPORT_DTYPES, QUANTIZATIONS, Examples, Exported, Exports, Policy
 from embodied.tools.library.card import card, evaluations_of, run_of, verification
@@ -62,7 +64,9 @@ def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "python -m embodied.tools.export", description="Write a checkpoint for other programs."
     )
-    parser.add_argument("checkpoint", help="folder of one checkpoint, e.g. runs/NAME/checkpoints/000100")
+    parser.add_argument(
+        "checkpoint", help="a checkpoint's folder (runs/NAME/checkpoints/000100), or a run's: its newest"
+    )
     parser.add_argument("--out", required=True, help="folder to write: new, or empty")
     parser.add_argument("--format", default="hf", help="what to write; the policy says what there is (default: hf)")
     parser.add_argument(
@@ -109,7 +113,7 @@ def verify_last(argv: Sequence[str]) -> list[str]:
 
 
 def _carry_out(given: argparse.Namespace, console: Console) -> int:
-    checkpoint, out = Path(given.checkpoint), Path(given.out)
+    checkpoint, out = _checkpoint(given.checkpoint), Path(given.out)
     if given.dtype not in EXPORT_DTYPES:
         raise unknown_name("dtype", given.dtype, EXPORT_DTYPES, "--dtype")
     if given.quantize not in (None, *QUANTIZATIONS):
@@ -128,6 +132,14 @@ def _carry_out(given: argparse.Namespace, console: Console) -> int:
         )  # fmt: skip
         print(*lines, sep="\n")
         return 0 if wanted is None else _verified(checkpoint, out, wanted, console, given.device)
+
+
+def _checkpoint(word: str) -> Path:
+    """Finds the folder of the checkpoint that a word names. Raises :class:`CheckpointError` for an export."""
+    named = find(word)
+    if named.is_export:
+        raise CheckpointError(f"{word} is an export already", "name the checkpoint that it was written from")
+    return named.folder
 
 
 def _verified(checkpoint: Path, out: Path, wanted: VerifyRequest, console: Console, device: str) -> int:
@@ -214,10 +226,15 @@ def facts_of(
 ) -> ExportFile:  # fmt: skip
     """Makes the content of ``embodied.json`` for an export."""
     from embodied.learn.checkpoint.exported import ExportFile
+    from embodied.run.evaluation import seen
+    from embodied.schema.compose.brought import sections
 
     source: dict[str, Any] = {"checkpoint": str(checkpoint), "run": run_of(checkpoint).name}
     source |= {"iteration": meta.iteration, "steps": meta.steps, "weight_version": meta.weight_version}
-    source[NOTED] = export_note(checkpoint)
+    source[NOTED], source[seen.NOTED] = export_note(checkpoint), list(map(asdict, seen.of_checkpoint(checkpoint)))
+    with suppress(CheckpointError):  # a configuration that cannot be read is no part of the weights
+        if (configured := sections.read_config(run_of(checkpoint))) is not None:
+            source[sections.NOTED] = hidden.in_value("", configured)
     printed = {"num_action_chunks": policy.spec.num_action_chunks, "describe": dict(policy.describe())}
     return ExportFile(
         kind, exported.dtype, to_json(env), printed, dict(exported.model), source, dict(exported.measured),

@@ -1,6 +1,6 @@
-"""``python -m embodied.tools.play env=NAME [CHECKPOINT] …``: plays one episode and writes a video of it.
+"""``python -m embodied.tools.play [CHECKPOINT] …``: plays one episode and writes a video of it.
 
-The same overrides as ``embodied.eval``. The start is one of the evaluation's unless ``--task``, ``--state`` and
+The same words as ``embodied.eval``. The start is one of the evaluation's unless ``--task``, ``--state`` and
 ``--seed`` name another, and the episode is then that of the evaluation to the bit.
 """
 
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embodied.cli import piped
-from embodied.errors import ConfigError, EmbodiedError, printed
 from embodied.run import command
 
 if TYPE_CHECKING:
@@ -24,24 +23,20 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status (:func:`embodied.run.command.main`)."""
     given = arguments().parse_intermixed_args(argv)
-    try:
-        words = overrides(given.words)
-    except EmbodiedError as error:
-        print(printed(error), file=sys.stderr)
-        return 2
-    folders = [part for folder in given.config_dir for part in ("--config-dir", folder)]
-    return command.main([*words, *folders, *["--cfg"] * given.cfg], "eval", lambda *session: _player(given)(*session))
+    options = [part for folder in given.config_dir for part in ("--config-dir", folder)]
+    options += ["--cfg"] * given.cfg + ["--trust"] * given.trust
+    return command.main([*given.words, *options], "eval", lambda *session: _player(given)(*session))
 
 
 def arguments() -> argparse.ArgumentParser:
     """Makes the parser of the command line of ``embodied play``."""
     parser = argparse.ArgumentParser(
         "python -m embodied.tools.play", allow_abbrev=False, description="Play one episode and write a video of it.",
-        epilog="example: embodied play env=libero_10 runs/NAME/checkpoints/000004 --task 3",
+        epilog="example: embodied play runs/NAME/checkpoints/000004 --task 3",
     )  # fmt: skip
     parser.add_argument(
-        "words", nargs="*", metavar="GROUP=NAME, KEY=VALUE or CHECKPOINT",
-        help="what embodied eval takes, and the folder of a checkpoint (short for runner.ckpt_path=FOLDER)",
+        "words", nargs="*", metavar="CHECKPOINT, GROUP=NAME or KEY=VALUE",
+        help="what embodied eval takes; a checkpoint, a run (its newest) or an exported folder brings model and env",
     )  # fmt: skip
     start = parser.add_argument_group("the start (default: the first of an evaluation)")
     start.add_argument("--task", type=int, metavar="N", help="number of the task, from 0")
@@ -57,29 +52,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, metavar="FILE.mp4", help="where the video goes (default: below videos/)")
     parser.add_argument("--live", action="store_true", help="show it in a window, too, as fast as it is simulated")
     parser.add_argument("--cfg", action="store_true", help="print the composed configuration and exit")
+    parser.add_argument("--trust", action="store_true", help="CHECKPOINT is your own: it may name other code")
     parser.add_argument("--config-dir", action="append", default=[], metavar="DIR", help="folder with more group files")
     return parser
-
-
-def overrides(words: Sequence[str]) -> list[str]:
-    """Rewrites a checkpoint's folder among the words as ``runner.ckpt_path``.
-
-    Raises:
-        ConfigError: a word is neither KEY=VALUE nor a folder, or two are folders.
-    """
-    plain = [word for word in words if "=" not in word and not word.startswith("~")]
-    others = [word for word in words if word not in plain]
-    if len(plain) > 1 or (any(word.startswith("runner.ckpt_path=") for word in others) and plain):
-        raise ConfigError(
-            f"{', '.join(plain)}: one episode is played with one checkpoint", "give one folder, or runner.ckpt_path"
-        )
-    for word in plain:
-        if not Path(word).is_dir():
-            raise ConfigError(
-                f"'{word}' is neither KEY=VALUE nor a folder", "give the folder of a checkpoint, or write KEY=VALUE"
-            )
-    quoted = [word.replace("\\", "\\\\").replace("'", "\\'") for word in plain]
-    return [*others, *(f"runner.ckpt_path='{word}'" for word in quoted)]
 
 
 def _player(given: argparse.Namespace) -> Recipe:

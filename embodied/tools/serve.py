@@ -53,7 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def arguments() -> argparse.ArgumentParser:
     """Makes the parser of the command line of ``embodied serve``."""
     parser = argparse.ArgumentParser("python -m embodied.tools.serve", description="Serve a policy to robots.")
-    parser.add_argument("folder", type=Path, help="of a checkpoint (runs/NAME/checkpoints/000100) or of an export")
+    parser.add_argument(
+        "folder", type=Path, help="of a checkpoint (runs/NAME/checkpoints/000100), a run (its newest), an export"
+    )
     where = parser.add_argument_group("where")
     where.add_argument(
         "--host", default="127.0.0.1", help="address to listen at; others than this machine's need a token"

@@ -98,6 +98,8 @@ class LiberoEnv:
     """
 
     experts = solved()
+    keys_of_policy = ("init_params.camera_names", "init_params.camera_heights", "init_params.camera_widths")
+    keys_without_start = ("init_params", "task_ids", "wait_steps")
 
     def __init__(
         self,

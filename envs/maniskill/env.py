@@ -92,6 +92,12 @@ class ManiSkillEnv:
 
     experts = f"{', '.join(sorted(EXPERTS))} with {' or '.join(CONTROL_MODES)}"
 
+    keys_of_policy = (
+        *("init_params.camera_names", "init_params.camera_heights", "init_params.camera_widths"),
+        *("init_params.camera_views", "init_params.control_mode", "state"),
+    )
+    keys_without_start = (*keys_of_policy, "init_params.shader_pack", "show_goal", "sim_backend")
+
     def __init__(
         self,
         init_params: Mapping[str, Any],

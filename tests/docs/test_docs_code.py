@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from brought_folders import run
 
 from embodied import cli
 from embodied.errors import EmbodiedError, did_you_mean
@@ -120,10 +121,12 @@ def shipped(choice: str) -> bool:
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with what the commands of the pages refer to."""
-    for folder in ("my/env", "runs/NAME/checkpoints/000004", "runs/NAME/checkpoints/000100"):
-        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "my/env").mkdir(parents=True)
     (tmp_path / "my/env/my_task.yaml").write_text("_target_: embodied.testing.FakeEnv\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
+    libero = ("experiment=quickstart_libero",)
+    run("NAME", common=libero, iterations=("000004", "000100"))
+    run("quickstart-libero", common=libero, iterations=("000010",))
     return tmp_path
 
 
@@ -135,7 +138,7 @@ def test_the_commands_of_the_pages_compose(project: Path) -> None:
         words = [word.replace("…", "SOME") for word in arguments if not word.startswith("rollout.python=")]
         words = ["env=libero_10" if word == "env=NAME" else word for word in words]
         if verb == "play":
-            words = play.overrides(play.arguments().parse_intermixed_args(words).words)
+            words = play.arguments().parse_intermixed_args(words).words
         if verb == "doctor" and words[:1] and words[0] in CONFIGS:
             verb, words = words[0], words[1:]
         if verb == "doctor":

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from earlier_policies import EXPORTS, MEASURES, POLICIES, WRITTEN, unpack
 
+from embodied import train
+
 NUMBERS = json.loads((WRITTEN / "numbers.json").read_text(encoding="utf-8"))
 CASES = [(name, measure) for name in POLICIES for measure in MEASURES if measure != "exports" or name in EXPORTS]
 
@@ -36,3 +38,15 @@ def test_its_numbers_are_those_of_then(name: str, measure: str, tmp_path: Path, 
     monkeypatch.chdir(tmp_path)
     unpack(name)
     assert [*differences(NUMBERS[name][measure], MEASURES[measure](name))] == []
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_its_checkpoint_alone_is_evaluated_as_its_run_was(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    unpack(name)
+    machine = ("runner.device=cpu", "tracker=jsonl", "env.num_workers=1", "env.eval.video_cfg.save_video=false")
+    assert train.main([f"runs/{name}", *machine, "runner.experiment_name=brought"], "eval") == 0
+    files = Path("runs", name, "eval", "000001.json"), Path("runs", "brought", "eval", "000000.json")
+    then, now = (json.loads(file.read_text(encoding="utf-8")) for file in files)
+    assert [*differences(then["episodes"], now["episodes"])] == []
+    assert [*differences({**then["conditions"], "weights": ""}, {**now["conditions"], "weights": ""})] == []

@@ -93,3 +93,30 @@ def test_one_worker_and_two_give_the_same_run_bit_by_bit(tmp_path: Path) -> None
     assert metrics(tmp_path, "w1") == metrics(tmp_path, "w2")
     one, two = weights(tmp_path, "w1", 2), weights(tmp_path, "w2", 2)
     assert all(torch.equal(one[key], two[key]) for key in one)
+
+
+@pytest.mark.slow
+def test_the_checkpoint_of_the_quickstart_is_evaluated_by_the_rules_of_others_with_one_word(tmp_path: Path) -> None:
+    def embodied(*words: str) -> str:
+        command = [sys.executable, "-m", "embodied", *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=560, encoding="utf-8")
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    small = ("runner.max_epochs=1", "algorithm.rollout_epoch=4", "env.train.max_episode_steps=8")
+    once = ("runner.val_check_interval=-1", "runner.val_before_train=false", "actor.global_batch_size=16")
+    embodied("train", "experiment=quickstart_libero", *small, *once, "actor.micro_batch_size=16")
+    short = ("env.eval.episodes_per_task=1", "env.eval.max_episode_steps=8", "env.eval.video_cfg.save_video=false")
+    said = embodied("eval", "runs/quickstart-libero", "protocol=openvla_oft", *short)
+    assert re.search(r"actor\.model\.image_preset +as it was built +oft_libero +protocol openvla_oft has it", said)
+    file = tmp_path / "runs/quickstart-libero-000001-eval-openvla_oft/eval/000000.json"
+    found = json.loads(file.read_text(encoding="utf-8"))
+    assert found["protocol"]["name"] == "openvla_oft"
+    assert found["protocol"]["changed"]["actor.model.image_preset"] == "rlinf"
+    assert found["protocol"]["changed"]["actor.model.center_crop"] is False
+    assert found["env"]["task_ids"] == [0, 2, 7]
+    assert found["env"]["init_params"]["camera_names"] == ["agentview", "robot0_eye_in_hand"]
+    assert found["env"]["init_params"]["camera_heights"] == 256
+    assert found["seen_in_training"]["text"] == "all 3 starts", "the first states, from which its demonstrations began"
+    said = embodied("eval", "runs/quickstart-libero", "env=libero_object", "runner.dry_run=true")
+    assert "7 of them were not trained" in said

@@ -32,7 +32,7 @@ def test_names_of_evaluations(write, capsys):
         assert Path(found["second"]["file"]).name == f"{step:06d}.json"
     for name, text in (
         (f"{run}@5", "it has those after: 0, 4, 10"), (f"{run}@five", "no number of iterations"),
-        (f"{run}/checkpoints/000020", f"runner.ckpt_path={run}/checkpoints/000020"),
+        (f"{run}/checkpoints/000020", f"embodied eval {run}/checkpoints/000020"),
         (f"{run}/checkpoints/000010+003", "saved within an iteration"), (f"{run}/checkpoints", "has no evaluation"),
         ("run", "write runs/run"), ("run@4", "write runs/run@4"), ("runs/rum", "Did you mean 'runs/run'?"),
         (f"{run}/eval/robustness.json", "name a file like"), ("nowhere", "name a run's folder"),

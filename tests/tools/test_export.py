@@ -313,8 +313,11 @@ def test_what_cannot_be_written_is_refused(base, adapted, tmp_path, capsys):
     whole, lora = str(base / "checkpoints" / "000001"), str(adapted / "checkpoints" / "000001")
     out = str(tmp_path / "out")
     assert "no checkpoint at" in said(str(tmp_path), "--out", out)
-    for near in (adapted, adapted / "checkpoints", adapted / "checkpoints" / "01"):
-        assert f"e.g. {lora}\n" in said(str(near), "--out", out)
+    assert f"e.g. {lora}\n" in said(str(adapted / "checkpoints" / "01"), "--out", out)
+    for newest in (adapted, adapted / "checkpoints"):
+        assert "adapters are written in fp32" in said(
+            str(newest), "--out", out, "--format", "adapter", "--dtype", "bf16"
+        )
     assert "the policy has no adapters" in said(whole, "--out", out, "--format", "adapter")
     assert "unknown format of CausalLMPolicy 'gguf'" in said(whole, "--out", out, "--format", "gguf")
     assert "Did you mean 'bf16'" in said(whole, "--out", out, "--dtype", "bf61")

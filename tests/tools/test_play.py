@@ -134,7 +134,7 @@ def test_texts_are_printed(capsys):
         (("--state", "-1"), "--state -1: there are"),
         (("--seed", "-1"), "--seed -1 is below 0"),
         (("--out", "film.avi"), "write film.mp4"),
-        (("runs/none",), "'runs/none' is neither KEY=VALUE nor a folder"),
+        (("runs/none",), "'runs/none' is not of the form KEY=VALUE, and there is no folder of that name"),
         (("runner.sed=3",), "Did you mean"),
         (("+perturb=robot",), "perturbations"),
     ],

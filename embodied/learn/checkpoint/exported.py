@@ -24,25 +24,14 @@ from embodied.learn.origin import Restored
 from embodied.lib.files import EXPORT_FILE, check_export, checksums, reading, sealed
 from embodied.lib.spec_json import from_json
 from embodied.lib.targets import arguments_of, load_target
+from embodied.lib.trusted import HERE as HERE
+from embodied.lib.trusted import OWN_CODE, TRUST
+from embodied.lib.trusted import check_trusted as check_trusted
 from embodied.protocols import ROUNDINGS
 from embodied.types import EnvSpec
 
 NOT_CHECKED = ("README.md", "verified.json", EXPORT_FILE)
 """Files that may change after the export: the card, the result of ``--verify``."""
-TRUSTED = frozenset(
-    {
-        *("embodied.models.openvla_oft.build_policy", "embodied.models.causal_lm.build_policy"),
-        *("embodied.models.exported.build_policy", "embodied.models.mlp.MLPPolicy", "embodied.testing.FakePolicy"),
-        *("embodied.testing.FakeTextPolicy", "embodied.testing.FlowPolicy"),
-    }
-)
-"""What a folder may name to build its policy. A folder could name any function, and have it called."""
-TRUST = "trust"
-"""Keyword argument of what runs machine code. The caller gives it, never the folder."""
-OWN_CODE = {"trust_remote_code": ("model_path",), "tokenizer_trust_remote_code": ("tokenizer_path", "model_path")}
-"""Keyword argument that permits to run Python files of a folder → the arguments that name the folder."""
-HERE = "."
-"""In a keyword argument of ``model``: the folder itself."""
 
 
 @dataclass(frozen=True)
@@ -109,34 +98,6 @@ def open_export(
         ConfigError: what builds the policy cannot be imported.
     """
     return build(read_export(folder), folder, device, trust=trust)
-
-
-def check_trusted(target: str, keys: Mapping[str, Any], folder: Path) -> None:
-    """Refuses an exported folder from a stranger that would import a foreign model class or run its own machine code.
-
-    Args:
-        keys: its keyword arguments. Those of a checkpoint hold :data:`TRUST` if its run trusted what it loaded.
-
-    Raises:
-        ConfigError: it is no model of this library, or machine code is to be run.
-    """
-    if target not in TRUSTED:
-        raise ConfigError(
-            f"{folder} wants '{target}' to be imported and called, which is no model of this library",
-            "if you trust the folder: embodied.tools.serve --trust, or in Python open_export(folder, trust=True)",
-        )
-    if keys.get(TRUST):
-        raise ConfigError(
-            f"{folder} says of itself that it is to be trusted ('{TRUST}' of '{target}')",
-            "do not use it if it comes from strangers; if it is your own: embodied.tools.serve --trust",
-        )
-    for key, paths in OWN_CODE.items():
-        named = [str(keys[path]) for path in paths if keys.get(path)]
-        if keys.get(key) and any([*(folder if one == HERE else Path(one).expanduser()).glob("*.py")] for one in named):
-            raise ConfigError(
-                f"{folder} permits to run Python files that came with the weights ({key})",
-                "do not use it if it comes from strangers; if it is your own: embodied.tools.serve --trust",
-            )
 
 
 def build(

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from embodied.errors import CheckpointError, DamagedCheckpointError
 from embodied.learn.checkpoint.state import trainable
+from embodied.lib import weights_folder
 from embodied.lib.files import check_checksums, check_folder, check_seal, checkpoint_near, inside, read_json
 from embodied.protocols import Policy
 
@@ -45,12 +44,8 @@ class Meta:
 
     @property
     def identity(self) -> str | None:
-        """A short text that tells these weights from others, wherever their folder lies; None for a checkpoint without
-        checksums, which an older version wrote."""
-        if not self.checksums:
-            return None
-        values = [self.iteration, self.steps, self.weight_version, self.parameters, self.settled, self.checksums]
-        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
+        """A short text that tells these weights from others (:func:`embodied.lib.weights_folder.identity`)."""
+        return weights_folder.identity(asdict(self))
 
 
 PLAIN: dict[str, type | tuple[type, ...]] = {

@@ -13,7 +13,7 @@ from embodied.lib.files import checkpoint_near
 from embodied.observe.trackers.services import check_installed
 from embodied.parallel.group import Group
 from embodied.protocols import SafeStop, SaysHowLong
-from embodied.run.build import engine_process, perturbations, shares
+from embodied.run.build import brought, engine_process, perturbations, shares
 from embodied.run.build.demonstrations import Demonstrated
 from embodied.run.build.given import Checked, ConfiguredEnv, Sides
 from embodied.run.build.sides import make_side
@@ -47,6 +47,7 @@ class Rules:
         yield partial(shares.check, config, processes)
         for name, wanted in (("train", config.env.train), ("eval", config.env.eval)):
             yield partial(self._make_side, name, wanted)
+        yield partial(brought.check, self.composed, self.sides)
         train, evaluation = self.sides.get("train"), self.sides.get("eval")
         if train and evaluation:
             yield partial(_check_same, train, evaluation)

@@ -106,7 +106,7 @@ class Simulators:
         server: ForkServer | None = None, engine: Engine | None = None, is_run: bool = True,
         learns: Policy | None = None,
     ) -> None:  # fmt: skip
-        self._config, self._sides = config, sides
+        self._config, self.sides = config, sides
         self.processes, self.model, self.reporter, self.engine = processes, model, reporter, engine
         self._folder, self._server, self._is_run = folder, server, is_run
         self._said: set[str] = set()
@@ -122,8 +122,8 @@ class Simulators:
             live: videos are shown in a window while they are recorded.
         """
         config, processes, console = self._config, self.processes, self.reporter.console
-        model, fields = self.model, record_fields(self._sides, self.model.policy.spec)
-        shared = self._sides.train.identity == self._sides.eval.identity
+        model, fields = self.model, record_fields(self.sides, self.model.policy.spec)
+        shared = self.sides.train.identity == self.sides.eval.identity
         logs = folder_of_rank(self._folder / "logs", processes)
         if not shared and side.name != "train":
             logs /= side.name

@@ -120,7 +120,8 @@ def _weights(config: schema.Config, spec: PolicySpec, folder: Path, iteration: i
     if config.runner.answers is not None:
         return config.runner.answers
     if config.runner.only_eval:
-        as_built = "random weights" if spec.random_weights else "the weights that actor.model names"
+        named = (config.actor.model.model_extra or {}).get("model_path") or "that actor.model names"
+        as_built = "random weights" if spec.random_weights else f"the weights {named}"
         return config.runner.ckpt_path or as_built
     average = ", their moving average" if config.actor.optim.ema_decay is not None else ""
     return f"{folder} after {iteration} iterations{average}"

@@ -25,6 +25,8 @@ from embodied.run.evaluation import protocol, successes
 from embodied.run.evaluation.answers import FileAnswers
 from embodied.run.evaluation.conditions import Conditions, checkpoint_of, conditions, env_of
 from embodied.run.evaluation.resume_evaluation import Unfinished, identity_of_config, of_plan
+from embodied.run.evaluation.seen import Seen, of_run, seen_line
+from embodied.run.evaluation.seen import seen as seen_starts
 from embodied.run.evaluation.videos import show_side_by_side
 from embodied.run.folder import launches
 from embodied.run.folder.reporter import Reporter
@@ -225,6 +227,8 @@ class EvaluationRunner:
             answered = self._answers.summary(results) if self._answers else {}
             found = {"iteration": iteration, "protocol": asdict(held_to), "conditions": asdict(under)}
             found |= {"checkpoint": self._checkpoint} if self._checkpoint else {}
+            seen = None if self._answers else self._seen(iteration)
+            found |= {"seen_in_training": seen.as_json()} if seen else {}
             found |= {"env": env_of(self._side), "tasks": [asdict(row) for row in rows]}
             found |= {"rates": repeated, **answered, "failures": failed}
             found |= {"episodes": [successes.facts(result) for result in unperturbed]}
@@ -233,7 +237,7 @@ class EvaluationRunner:
             file.parent.mkdir(exist_ok=True)
             write_whole(file, json.dumps(found, indent=1, default=str))
             console = self._reporter.console
-            head = [str(self._answers.counts)] if self._answers else [*under.head, held_to.head]
+            head = [str(self._answers.counts)] if self._answers else [*under.head, held_to.head, *seen_line(seen)]
             console.table("\n".join([f"evaluation of {under.weights}", *head]), successes.cells(rows, kind.has_steps))
             if failed:
                 shown = min(len(failed), successes.SHOWN_FAILURES)
@@ -265,6 +269,11 @@ class EvaluationRunner:
                 console.say(f"videos: {self._videos(iteration)}")
         metrics = successes.metrics(rows, results, under, kind.has_steps)
         return metrics | repeated | (robustness.metrics(compared) if compared else {})
+
+    def _seen(self, iteration: int) -> Seen:
+        """Whether training has seen the starts."""
+        trained = of_run(self._config, self._simulators.sides.train, iteration)
+        return seen_starts(planned(self._config, self._side), self._side, trained)
 
     def _conditions(self, iteration: int) -> Conditions:
         under = conditions(self._config, self._side, self._simulators.model.policy.spec, self._folder, iteration)

@@ -22,7 +22,7 @@ from embodied.protocols import PreparesPictures
 from embodied.run.build.given import ConfiguredEnv
 from embodied.run.evaluation.conditions import Conditions, env_of
 from embodied.schema.compose.compose import Composed
-from embodied.schema.keys.paths import at
+from embodied.schema.keys.paths import MISSING, at
 from embodied.schema.rules.protocols import protocol_values
 from embodied.types import WorkerFacts
 
@@ -69,6 +69,7 @@ def protocol(
     changed = {key: found for key, value in protocol_values(resolved).items() if (found := at(resolved, key)) != value}
     prepared = pictures(policy, config.actor.model.model_extra or {}) if side.spec.cameras else {}
     if prepared and isinstance(policy, PreparesPictures):
+        changed = {key: value for key, value in changed.items() if value is not MISSING}  # the policy says them
         changed |= {
             key: prepared.get(key.removeprefix(MODEL), "not known") for key in deviating_keys(resolved, prepared)
         }

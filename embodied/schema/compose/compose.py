@@ -15,7 +15,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from embodied.errors import ConfigError, UnknownKeyError
+from embodied.lib.weights_folder import Named, split
 from embodied.schema.compose.binding import bind, check_known, with_derived
+from embodied.schema.compose.brought.merging import Bringing
+from embodied.schema.compose.brought.reading import Brought
 from embodied.schema.compose.hydra_files import WrongChoice, compose_files, search_folders
 from embodied.schema.compose.of_hydra import RUN_DIR, Record, begin_in_run_dir, expand_user, record
 from embodied.schema.compose.origins import Origin, Origins, Trail
@@ -51,6 +54,7 @@ class Composed:
     follows: tuple[str, ...] = ()  # keys of env.eval that env.train gave their value on the command line
     trail: Trail | None = field(default=None, compare=False, repr=False)  # how it was made
     origins: Origins | None = field(default=None, compare=False, repr=False)  # origins of values, for the run's folder
+    brought: Brought | None = field(default=None, compare=False, repr=False)  # what the checkpoint of the command says
 
 
 def compose(overrides: Sequence[str], config_name: str = "train", config_dirs: Sequence[str] = ()) -> Composed:
@@ -75,20 +79,25 @@ def compose_unchecked(
     """Composes a configuration, and does not refuse combinations that cannot work (``schema.rules``)."""
     config_dirs = [*search_folders(overrides), *config_dirs]
     check_names(config_dirs)
+    overrides, named_folder = split(overrides)
     try:
-        return _composed(overrides, config_name, config_dirs)
+        return _composed(overrides, config_name, config_dirs, checkpoint=named_folder)
     except WrongChoice as error:
         raise _with_rest(error, overrides, config_name, config_dirs) from None
 
 
 def _composed(
-    overrides: Sequence[str], config_name: str, config_dirs: Sequence[str], partial: bool = False
+    overrides: Sequence[str], config_name: str, config_dirs: Sequence[str], partial: bool = False,
+    checkpoint: Named | None = None,
 ) -> Composed:  # fmt: skip
     """Makes a configuration: short forms, YAML files, other systems' values, values that follow from others.
 
     Args:
         partial: some overrides were left out, so a key that is not set means nothing.
+        checkpoint: brings its model, its env and its protocol.
     """
+    folder = None if checkpoint is None else checkpoint.folder
+    brings = Bringing(folder, overrides, config_name, checkpoint.trusted) if checkpoint and folder else None
     trail = Trail(config_name, tuple(config_dirs), tuple(overrides))
     trail.expanded = [readable(override) for override in expand(overrides, config_name, config_dirs)]
     raw = compose_files(trail.expanded, config_name, config_dirs)
@@ -97,7 +106,9 @@ def _composed(
     _take_protocol(raw, trail)
     written = record(hydra, raw, overrides)
     _check_sections(raw)
-    _name_run(raw["runner"], trail)
+    if brings:
+        brings.begin(raw, trail)
+    _name_run(raw["runner"], trail, brings)
     if raw["runner"].get("dry_run"):
         _count_without_checkpoint(raw["actor"].get("model") or {}, trail)
     normal = Others().normalise(raw, lambda rest: _resolved(rest, hydra["run"]["dir"], trail, partial))
@@ -106,15 +117,17 @@ def _composed(
         raise _with_unknown(normal.refused, normal.mapping)
     given = [key for key in (override.lstrip("+~").partition("=")[0] for override in overrides)
              if key not in normal.silent]  # fmt: skip
-    mapping = _with_protocol_rules(normal.mapping, trail)
-    mapping, following = _with_followers(mapping, normal.silent, trail)
-    mapping = _with_changes_of_protocol(mapping, given, trail)
+    mapping = brings.over(normal.mapping, trail) if brings else normal.mapping
+    mapping = _with_protocol_rules(mapping, trail, brings)
+    mapping, following = _with_followers(mapping, normal.silent, trail, brings)
+    mapping = _with_changes_of_protocol(mapping, [*given, *(brings.fixed() if brings else ())], trail)
     config = bind(mapping)
     derivation = derived(config, [SHORT.get(key, key) for key in given])
     bound = with_derived(config, mapping, derivation.values)
     trail.note_derived(derivation, config, bound)
     resolved = bound.model_dump(by_alias=True, mode="json")
-    return Composed(bound, resolved, written, follows=followed_still(resolved, following), trail=trail)
+    brought = brings.brought if brings else None
+    return Composed(bound, resolved, written, "", followed_still(resolved, following), trail, brought=brought)
 
 
 def _take_protocol(raw: dict[str, Any], trail: Trail) -> None:
@@ -136,13 +149,14 @@ def _protocol_file(overrides: list[str], config_dirs: Sequence[str]) -> dict[str
     return dict(compose_files(overrides, "train", config_dirs).get("protocol") or {})
 
 
-def _name_run(runner: dict[str, Any], trail: Trail) -> None:
+def _name_run(runner: dict[str, Any], trail: Trail, brings: Bringing | None) -> None:
     """Names a run that has no name after its choices, and puts the run's id behind the name."""
     named_so = runner.get("experiment_name")
-    name = named_so or _default_name(trail.choices, runner)
+    name = named_so or _default_name(trail.choices, runner, brings)
     run_id = runner.get("run_id")
     runner["experiment_name"] = name if run_id in (None, "") else f"{name}-{run_id}"
-    sources = ["runner.experiment_name"] if named_so else ["env", "model", "algorithm"]
+    parts = ["runner.ckpt_path"] if brings else ["env", "model", "algorithm"]
+    sources = ["runner.experiment_name"] if named_so else parts
     sources += [] if run_id in (None, "") else ["runner.run_id"]
     if runner["experiment_name"] != named_so:
         trail.note({"runner.experiment_name": Origin("derived", "", tuple(sources))})
@@ -167,28 +181,35 @@ def _resolved(raw: dict[str, Any], run_dir: str | None, trail: Trail, partial: b
         ) from error
 
 
-def _with_protocol_rules(mapping: dict[str, Any], trail: Trail) -> dict[str, Any]:
-    """The configuration with a protocol that may carry its name."""
+def _with_protocol_rules(mapping: dict[str, Any], trail: Trail, brings: Bringing | None) -> dict[str, Any]:
+    """The configuration with a protocol that may carry its name. That of a checkpoint's run loses the name if the file
+    has changed since."""
     files = group_options("protocol", trail.config_dirs)
     protocol = without_foreign_name(mapping["protocol"], trail.overrides, files)
     if protocol["name"] != mapping["protocol"]["name"]:
         trail.note({"protocol.name": Origin("derived", "", ("env",))})
     if (name := protocol["name"]) in files:
-        protocol = as_named(protocol, _protocol_file(_overrides_of_protocol(f"protocol={name}"), trail.config_dirs))
+        try:
+            protocol = as_named(protocol, _protocol_file(_overrides_of_protocol(f"protocol={name}"), trail.config_dirs))
+        except ConfigError:
+            if brings is None or not brings.keeps_protocol:
+                raise
+            return {**mapping, "protocol": {**protocol, "name": None}}
         if HELD_OUT not in mapping["protocol"]["sets"]:
             trail.note({f"protocol.sets.{HELD_OUT}": Origin("protocol", name)})
     return {**mapping, "protocol": protocol}
 
 
 def _with_followers(
-    mapping: dict[str, Any], silent: Collection[str], trail: Trail
+    mapping: dict[str, Any], silent: Collection[str], trail: Trail, brings: Bringing | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The configuration with the values of ``env.eval`` that follow ``env.train``, and these by key."""
     keys = followers(key for key in keys_of(trail.overrides) if key not in silent)
     if not keys:
         return mapping, {}
     rest = without_keys(trail.expanded, keys)
-    values = followed(mapping, compose_files(rest, trail.config_name, trail.config_dirs), keys)
+    before = compose_files(rest, trail.config_name, trail.config_dirs)
+    values = followed(mapping, brings.over(before) if brings else before, keys)
     trail.note({key: Origin("derived", "", (key.replace("env.eval.", "env.train.", 1),)) for key in values})
     return with_changes(mapping, values), values
 
@@ -250,8 +271,12 @@ def _count_without_checkpoint(model: dict[str, Any], trail: Trail) -> None:
         trail.note({f"actor.model.{name}": Origin("derived", "", ("runner.dry_run",)) for name in names})
 
 
-def _default_name(choices: Mapping[str, str], runner: Mapping[str, Any]) -> str:
+def _default_name(choices: Mapping[str, str], runner: Mapping[str, Any], brings: Bringing | None) -> str:
     env, model, algorithm = (choices.get(group) for group in ("env@env.train", "model", "algorithm"))
+    if brings:
+        env, model = (chosen if brings.chosen(group) else None for group, chosen in (("env", env), ("model", model)))
+        env = "-".join(filter(None, (brings.name, env)))
+        algorithm = None if runner.get("only_eval", False) else algorithm
     by_task = {"demos": (env,), "sft": (env, model, "sft")}
     parts = by_task.get(runner.get("task_type", ""), (env, model, algorithm))
     if runner.get("answers"):

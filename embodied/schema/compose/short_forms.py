@@ -14,6 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from embodied.errors import ConfigError
+from embodied.lib.weights_folder import not_a_word
 from embodied.schema.compose.of_hydra import OF_HYDRA
 from embodied.schema.keys.groups import GROUPS, group_options
 from embodied.schema.keys.names import in_known_case
@@ -40,9 +41,7 @@ def expand(overrides: Sequence[str], config_name: str, folders: Sequence[str] = 
                 f"leave it out; taken are {', '.join(OF_HYDRA)}",
             )
         if not equals and not key.startswith("~"):
-            raise ConfigError(
-                f"'{override}' is not of the form KEY=VALUE", "write it as KEY=VALUE, e.g. runner.max_epochs=2"
-            )
+            raise not_a_word(override)
         if key in SHORT:
             one_path = key == "data" and not value.startswith("[")
             expanded.append(f"++{SHORT[key]}=" + (f"[{quoted(value)}]" if one_path else value))
