@@ -124,7 +124,7 @@ def _hold(
         if have is not None and need > have:
             raise DeviceMemoryError(
                 f"the run needs {least}{readable(need)}, and {where} has {readable(have)}",
-                "; or ".join(remedies(config, processes, phase)),
+                "; or ".join(remedies(config, processes, phase, on_gpu=where == "the GPU")),
             )
 
 
