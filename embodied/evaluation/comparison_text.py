@@ -33,8 +33,11 @@ def chance(count: int) -> str:
 
 
 def table(one: Comparison, names: Names) -> list[list[str]]:
-    """Returns success of both by task: a head, then a row for each task and one over all."""
-    head = ["task", names[0], "", names[1], "", "difference", "95 % interval"]
+    """Returns success of both by task: a head, which says how actions were drawn, then a row for each task and one over
+    all."""
+    both = zip((one.first.drawn, one.second.drawn), names, strict=True)
+    drawn = ["" if how == name else how for how, name in both]
+    head = ["task", names[0], drawn[0], names[1], drawn[1], "difference", "95 % interval"]
     return [head, *(cells(row) for row in (*one.tasks, one.over_all))]
 
 
