@@ -7,7 +7,7 @@ with status 2; anything that is not an :class:`EmbodiedError` is a defect of our
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 
 class EmbodiedError(Exception):
@@ -17,6 +17,9 @@ class EmbodiedError(Exception):
         message: what happened, with the values that were got and expected.
         remedy: the fix: a command to run, or a key to change and to what.
     """
+
+    others: Sequence[EmbodiedError] = ()
+    """What else stands against the same command (:func:`refuse`)."""
 
     def __init__(self, message: str, remedy: str) -> None:
         super().__init__(message, remedy)
@@ -164,7 +167,32 @@ def printed(error: EmbodiedError) -> str:
     """
     name = type(error).__name__
     lines = [f"error: {error}", *getattr(error, "__notes__", ()), f"  kind: {name} (embodied explain {name})"]
-    return "\n".join(lines)
+    return "\n".join([*lines, *map(printed, error.others)])
+
+
+def broken(rules: Iterable[Callable[[], object]]) -> list[EmbodiedError]:
+    """Calls each rule before it takes the next; returns the errors, equal ones once.
+
+    Raises:
+        Exception: a rule meets what it does not expect. After an error that is taken for a consequence, and left out.
+    """
+    found: dict[str, EmbodiedError] = {}
+    for rule in rules:
+        try:
+            rule()
+        except EmbodiedError as error:
+            found.setdefault(str(error), error)
+        except Exception:
+            if not found:
+                raise
+    return list(found.values())
+
+
+def refuse(found: Sequence[EmbodiedError]) -> None:
+    """Raises the first of several errors, which has the others with it; nothing if there are none."""
+    if found:
+        found[0].others = found[1:]
+        raise found[0]
 
 
 def did_you_mean(got: str, known: Iterable[str]) -> str:

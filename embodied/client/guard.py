@@ -65,6 +65,7 @@ class Guard:
         self._position = np.full(self._limits.dim, np.nan)  # x, unit of an action
         self._motion = np.zeros(self._limits.dim)  # m of the control step before
         self._observed_at: float | None = None
+        self._moved = False  # an action was given since the episode began
 
     # -- what it is told ---------------------------------------------------------------------------------------------
 
@@ -130,14 +131,18 @@ class Guard:
         self.step += 1
         return given
 
-    def stop(self, why: str, wanted: np.ndarray | None = None) -> GuardStopError:
-        """Stop: from now on :meth:`check` raises. Logged. Returns the error, for the caller to raise."""
+    def stop(self, why: str, wanted: np.ndarray | None = None, fix: str = "") -> GuardStopError:
+        """Stop: from now on :meth:`check` raises. Logged. Returns the error, for the caller to raise.
+
+        Args:
+            fix: what keeps it from happening again, where that is known.
+        """
         if not self._why:
             self._why = why
             self._note(f"stop: {why}", wanted, None)
         return GuardStopError(
             f"the guard has stopped the robot at control step {self.step}: {self._why}",
-            "bring the robot to a stand and see why; Guard.reset() lets it move again",
+            f"bring the robot to a stand and see why; {fix}Guard.reset() lets it move again",
         )
 
     def _kept(self, wanted: np.ndarray) -> np.ndarray:
@@ -161,15 +166,25 @@ class Guard:
         if self._observed_at is not None:
             age = self._clock() - self._observed_at
             if age > self._keeps.max_age_s:
-                raise self.stop(f"the last observation is {age:.3f} s old, at most {self._keeps.max_age_s:g}", wanted)
+                raise self._too_old(age, wanted)
         elif np.isfinite(self._keeps.max_age_s) or self._keeps.position is not None:
             raise self.stop("nothing was observed yet", wanted)
         where = self._keeps.position
         if where is not None and not np.isfinite(self._position[where.dims]).all():
             raise self.stop(f"the position in '{where.field}' is not finite", wanted)
 
+    def _too_old(self, age: float, wanted: np.ndarray) -> GuardStopError:
+        text = f"the last observation is {age:.3f} s old, at most {self._keeps.max_age_s:g}"
+        if self._moved:
+            return self.stop(text, wanted)
+        return self.stop(
+            f"the first answer came late: {text}", wanted,
+            "ask once before the loop (client.infer(observation)), as a first answer takes longer than others; ",
+        )  # fmt: skip
+
     def _follow(self, given: np.ndarray) -> None:
         """Note what the robot does now."""
+        self._moved = True
         executed = given.astype(np.float64)
         moved = np.where(self._limits.absolute, executed - self._position, executed)
         self._motion = np.where(np.isfinite(moved), moved, 0.0)  # the first absolute action comes from nowhere

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,9 @@ from embodied.errors import ConfigError, UnknownKeyError, did_you_mean
 KINDS = ("delta", "absolute")
 MODES = ("clip", "stop")
 TOP = ("enabled", "mode", "control_hz", "action", "position", "workspace", "gripper", "observation", "log")
+LEAST_PASSING = 0.5
+"""Share of actions, spread evenly over the bounds, that limits of velocity let pass without a warning."""
+
 ACTION = ("kind", "low", "high", "scale", "velocity", "acceleration")
 
 
@@ -59,7 +63,11 @@ def read_file(path: Path) -> Keeps:
 
 
 def read(found: Any) -> Keeps:
-    """Reads the settings of a guard from a mapping. Raises :class:`embodied.errors.ConfigError`."""
+    """Reads the settings of a guard from a mapping. Warns of velocity limits that most actions within the bounds break.
+
+    Raises:
+        ConfigError: it asks for what cannot be.
+    """
     top = _section({"guard": found}, "guard", TOP)
     action = _section(top, "action", ACTION)
     low, high = _row(action, "action.low"), _row(action, "action.high")
@@ -83,6 +91,8 @@ def read(found: Any) -> Keeps:
     watched = _section(top, "observation", ("max_age_s",)) if "observation" in top else {}
     max_age_s = _number(watched, "max_age_s", "observation", np.inf)
     log = Path(str(top["log"])) if top.get("log") else None
+    if _flag(top, "enabled") and (text := too_slow(limits, hertz * scale)):
+        warnings.warn(text, stacklevel=2)
     return Keeps(limits, _choice(top, "mode", MODES), _flag(top, "enabled"), max_age_s, position, log)
 
 
@@ -140,6 +150,27 @@ def _check(limits: Limits, position: Position | None, gripper: Sequence[int]) ->
     blind = sorted(set(np.flatnonzero(limits.needs_position).tolist()) - known)
     _expect(not blind, "position", f"nothing for dimensions {blind}, which have limits of velocity or acceleration",
             "the position of each such dimension: the first absolute action is compared with it")  # fmt: skip
+
+
+def too_slow(limits: Limits, per_action: np.ndarray) -> str:
+    """Returns a warning where the limits of velocity let less than half of the actions pass that are spread evenly
+    over the bounds; else nothing.
+
+    Args:
+        per_action: velocity of an action of 1, float64 [A].
+    """
+    reach = np.maximum(-limits.low, limits.high)
+    slow = ~limits.absolute & (limits.velocity < reach)
+    lows, highs = np.maximum(limits.low, -limits.velocity), np.minimum(limits.high, limits.velocity)
+    passing = float(np.prod(((highs - lows) / (limits.high - limits.low))[slow]))
+    if passing >= LEAST_PASSING:
+        return ""
+    needed = ", ".join(f"{reach[number] * per_action[number]:g}" for number in np.flatnonzero(slow))
+    return (
+        f"action.velocity is below what most actions within the bounds ask for: of actions spread evenly over "
+        f"action.low to action.high {1 - passing:.0%} break it, in dimensions {np.flatnonzero(slow).tolist()}. "
+        f"{needed} (scale × control_hz × bound) would let all pass; if the limit is meant, narrower bounds say so"
+    )
 
 
 # -- values ----------------------------------------------------------------------------------------------------------

@@ -24,8 +24,8 @@ def gain(run: Path) -> list[list[str]]:
         return [["not compared", f"the evaluations' conditions differ: {', '.join(others)}"]]
     row = found.over_all
     return [
-        ["before", *_rate(row.first)],
-        [f"after {int(files[-1].stem)} iterations", *_rate(row.second)],
+        [found.first.called("before"), *_rate(row.first)],
+        [found.second.called(f"after {int(files[-1].stem)} iterations"), *_rate(row.second)],
         ["difference", f"{row.difference:+.1%}", f"{row.low:+.1%} to {row.high:+.1%}", _verdict(row, found.differ)],
     ]
 

@@ -33,8 +33,11 @@ def chance(count: int) -> str:
 
 
 def table(comparison: Comparison, names: Names) -> list[list[str]]:
-    """Makes a table of success by task for both evaluations: a head, then a row for each task and one over all."""
-    head = ["task", names[0], "", names[1], "", "difference", "95 % interval"]
+    """Makes a table of success by task for both evaluations: a head, which says how actions were drawn, then a row for
+    each task and one over all."""
+    both = zip((comparison.first.drawn, comparison.second.drawn), names, strict=True)
+    drawn = ["" if how == name else how for how, name in both]
+    head = ["task", names[0], drawn[0], names[1], drawn[1], "difference", "95 % interval"]
     return [head, *(cells(row) for row in (*comparison.tasks, comparison.over_all))]
 
 

@@ -24,6 +24,7 @@ import yaml
 from embodied.errors import EvaluationError, did_you_mean
 from embodied.lib.files import UNREADABLE, read_json
 from embodied.lib.weights_folder import META_FILE, identity
+from embodied.observe.reach import actions
 from embodied.schema import EnvEvalConfig
 
 AGAIN = "evaluate again (python -m embodied.eval), or name another evaluation"
@@ -64,6 +65,16 @@ class WrittenEvaluation:
     protocol: Mapping[str, Any]  # name, hash and keys; empty if the file does not have them
     lengths: Mapping[int, Lengths]  # lengths by the number of the task; −1: over all tasks
     why_not_run: str  # the error of the first episode that could not be run; empty if the file does not say it
+
+    @property
+    def drawn(self) -> str:
+        """How its actions were drawn: ``sampled`` or ``greedy``; empty if the file does not say it."""
+        sampled = self.conditions.get("sampling", {}).get("do_sample")
+        return "" if sampled is None else actions(bool(sampled))
+
+    def called(self, name: str) -> str:
+        """Returns a name for it with how its actions were drawn: ``before, greedy``."""
+        return ", ".join(filter(None, [name, self.drawn]))
 
     @property
     def starts_without_seed(self) -> bool:

@@ -40,6 +40,8 @@ METRICS: dict[str, str] = {
     "rollout/return_mean": "mean over episodes of the sum of rewards, after reward_coef and use_rel_reward",
     "rollout/reward_model_mean": "mean score of the reward model (use_reward_model), before reward_model_weight",
     "rollout/return_std": "standard deviation over episodes of the sum of rewards",
+    "rollout/progress_mean": "mean over episodes of how far they got by the env's own measure (what reward_mode dense "
+    "pays), its largest value in the episode; 1 = solved; not of texts",
     "rollout/episode_length_mean": "mean length of an episode, control steps",
     "rollout/episodes": "episodes finished in the iteration, count",
     "rollout/records": "chunk decisions recorded in the iteration, count",
@@ -126,10 +128,12 @@ METRICS: dict[str, str] = {
     "succeeded, 0..1",
     "eval/perturbed_success_lowest": "lowest such share of a condition, 0..1",
     "eval/return_mean": "mean over evaluation episodes of the sum of rewards",
+    "eval/progress_mean": "mean over evaluation episodes of how far they got, as rollout/progress_mean",
     "eval/episodes": "evaluation episodes, count",
     "eval/episode_length_mean": "mean control steps of evaluation episodes; not of texts",
     "eval/time_to_success_mean": "mean control steps until the first success, of the evaluation episodes that have "
     "one; if any, and not of texts",
+    "eval/time_to_success_min": "fewest control steps until the first success of an evaluation episode; as the mean",
     "eval/max_steps": "control steps at which evaluation episodes were cut off, count",
     "eval/env_max_steps": "control steps of the env's own limit; with another, success is not the benchmark's, count",
     "eval/worker_restarts": "env workers that failed in the evaluation and were replaced, count",

@@ -13,7 +13,8 @@ from embodied import __version__
 from embodied.errors import ConfigError, RunFolderError
 from embodied.evaluation.comparison_text import LETTERS
 from embodied.lib.whole import write_whole
-from embodied.report import charts, library, protocols, series, settings, success, times, videos
+from embodied.observe.reach import SUCCESS
+from embodied.report import charts, library, protocols, series, settings, sides, success, times, videos
 from embodied.report.reading import Run
 
 TABLE_ROWS = 25
@@ -92,6 +93,7 @@ def _facts(runs: Sequence[Run]) -> dict[str, Any]:
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"), "numbers": [] if several else _numbers(runs[0]),
         "groups": series.groups(runs), "lines": lines, "others": others,
         "curves_note": protocols.of_runs(runs),
+        "left_out": [(run.name, run.reach.why) for run in runs if run.reach.out],
         "first_other": next((name for name in others if not name.startswith("eval/")), ""),
         "meanings": {name: series.meaning(name, own) for name in others},
         "perturbed": [(run.name, success.under_perturbations(run)) for run in runs if run.robustness],
@@ -112,13 +114,11 @@ def _numbers(run: Run) -> list[tuple[str, str]]:
     for label, one in (("first evaluation", run.before), (last, run.last), ("sampled", run.sampled)):
         if one is not None:
             rate = success.over_all(one)
-            found.append((f"success, {label}", f"{rate.rate:.0%} ({rate.low:.0%} to {rate.high:.0%})"))
+            drawn = "" if run.sampled is not None else one.drawn or sides.drawn(run, "eval")
+            name = ", ".join(filter(None, ["success", label, drawn]))
+            found.append((name, f"{rate.rate:.0%} ({rate.low:.0%} to {rate.high:.0%})"))
     rows = run.metrics.values()
-    newest = run.metrics.get(run.iterations, {})
-    if "rollout/success_rate" in newest:
-        steps = run.setting("env.train.max_episode_steps")  # episodes that are cut early may never succeed
-        within = f", in {steps} steps" if steps else ""
-        found.append((f"success, last iteration{within}", f"{newest['rollout/success_rate']:.0%}"))
+    found += _of_last_iteration(run)
     if run.metrics:
         planned = run.setting("runner.max_epochs")
         found.append(("iterations", f"{run.iterations}" + (f" of {planned}" if isinstance(planned, int) else "")))
@@ -127,6 +127,18 @@ def _numbers(run: Run) -> list[tuple[str, str]]:
     if episodes := sum(row.get("rollout/episodes", 0.0) for row in rows):
         found.append(("training episodes", f"{episodes:,.0f}"))
     return found
+
+
+def _of_last_iteration(run: Run) -> list[tuple[str, str]]:
+    """Success of the last iteration; its return and progress where success is out of reach."""
+    newest, steps = run.metrics.get(run.iterations, {}), run.setting("env.train.max_episode_steps")
+    where = ", ".join(
+        filter(None, ["last iteration", sides.drawn(run, "rollout"), f"in {steps} steps" if steps else ""])
+    )
+    if run.reach.out:
+        names = {"return": "rollout/return_mean", "progress": "rollout/progress_mean"}
+        return [(f"{name}, {where}", f"{newest[key]:.3g}") for name, key in names.items() if key in newest]
+    return [(f"success, {where}", f"{newest[SUCCESS]:.0%}")] if SUCCESS in newest else []
 
 
 def _duration(seconds: float) -> str:

@@ -15,6 +15,7 @@ from embodied.errors import EvaluationError
 from embodied.evaluation import results
 from embodied.evaluation.results import WrittenEvaluation
 from embodied.lib import hidden
+from embodied.observe.reach import Reach
 from embodied.run.folder.folder import FIRST
 from embodied.run.folder.launches import FILE as STARTS
 
@@ -26,6 +27,9 @@ MOST = 1e300
 
 MOST_STEP = 1 << 53
 """Iterations from here on are no numbers of a chart."""
+
+SOLVED_AT = "steps_to_success"
+"""Key of an evaluation's episode: control steps until its success."""
 
 Row = Mapping[str, float]
 """Metric → value, of one step."""
@@ -61,6 +65,7 @@ class Run:
     robustness: list[dict[str, Any]] = field(default_factory=list)  # tables of the newest evaluation
     episodes: int = 0  # episodes of these evaluations
     recorded: list[RecordedEpisode] = field(default_factory=list)
+    fastest: float = math.inf  # control steps of the fastest success of these evaluations
     problems: list[str] = field(default_factory=list)
 
     @property
@@ -77,6 +82,15 @@ class Run:
     def iterations(self) -> int:
         """Number of iterations that were logged."""
         return max(self.metrics, default=0)
+
+    @property
+    def reach(self) -> Reach:
+        """Whether the success of training episodes says anything."""
+        limit = self.setting("env.train.max_episode_steps")
+        found = Reach(limit if isinstance(limit, int) else math.inf, self.fastest)
+        for row in self.metrics.values():
+            found.take(row)
+        return found
 
     def setting(self, key: str) -> Any:
         """Returns the value of a dotted key of the configuration; None if it is not there."""
@@ -240,6 +254,7 @@ def _add_evaluation(run: Run, file: Path) -> None:
     run.evaluations[iteration] = found
     run.episodes += len(raw["episodes"])
     run.recorded += _recorded(found, raw["episodes"], iteration)
+    run.fastest = min([run.fastest, *(steps for one in raw["episodes"] if (steps := _number(one.get(SOLVED_AT))))])
     run.rates[iteration] = _rates(raw.get("rates"))
     rows = raw.get("robustness")
     run.robustness = [row for row in rows if _is_robustness(row)] if isinstance(rows, list) else []

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from embodied.observe.metrics import METRICS
+from embodied.observe.reach import SUCCESS
 from embodied.observe.trackers.trackers import ROWS
-from embodied.report import protocols
+from embodied.report import protocols, sides
 from embodied.report.reading import Run
 from embodied.run.folder.folder import MAY_CHANGE, differences
 
@@ -53,13 +54,18 @@ class Panel:
     note: str = ""
 
 
+RETURN = "Return"
+
 PANELS = (
     Panel("Success", "episodes that succeed", (
         ChartMetric("rollout/success_rate", "training", "rollout/success_low", "rollout/success_high"),
         ChartMetric("eval/success_rate", "evaluation", "eval/success_low", "eval/success_high", points=True),
     ), share=True, with_several=2, note="95 % intervals (Wilson)"),
-    Panel("Return", "", (
+    Panel(RETURN, "", (
         ChartMetric("rollout/return_mean", "training"), ChartMetric("eval/return_mean", "evaluation", points=True),
+    ), with_several=2),
+    Panel("Progress", "how far episodes got, 1 = solved", (
+        ChartMetric("rollout/progress_mean", "training"), ChartMetric("eval/progress_mean", "evaluation", points=True),
     ), with_several=2),
     Panel("KL", "nats", (
         ChartMetric("train/approx_kl", "to the acting policy"), ChartMetric("train/kl_reference", "to the reference"),
@@ -151,43 +157,83 @@ def _label(runs: Sequence[Run]) -> str:
 
 
 def charts(runs: Sequence[Run]) -> list[Chart]:
-    """Returns the charts of what the runs have logged; empty ones are left out."""
+    """Returns the charts of what the runs have logged; empty ones are left out. What can rise leads: success stands
+    behind return and progress where that of training is out of reach in every run."""
     found = groups(runs)
     several = len(runs) > 1
-    made = [chart for panel in PANELS for chart in (_over_runs(panel, found) if several else [_of_run(panel, runs[0])])]
+    success, paid, progress, *rest = PANELS
+    leading = [paid, progress, success] if all(run.reach.out for run in runs) else [success, paid, progress]
+    made = [
+        chart for panel in (*leading, *rest)
+        for chart in (_over_runs(panel, found) if several else _of_run(panel, runs[0]))
+    ]  # fmt: skip
     return [chart for chart in made if chart.lines]
 
 
-def _of_run(panel: Panel, run: Run) -> Chart:
-    lines = [
-        line for shown in panel.shown
-        if (line := _line(shown.label, [_points(run, shown)], shown.points))
-    ]  # fmt: skip
-    return Chart(panel.title, panel.axis, panel.share, _note(panel.note, panel.shown, lines, [run]), lines)
+def _of_run(panel: Panel, run: Run) -> Iterator[Chart]:
+    """The chart of a panel; of returns that count different things, one for each."""
+    counted = [sides.pays(run, sides.side_of(shown.metric)) if panel.title == RETURN else "" for shown in panel.shown]
+    for kind in dict.fromkeys(counted):
+        own = [shown for shown, of in zip(panel.shown, counted, strict=True) if of == kind]
+        lines = [
+            line for shown in own
+            if (line := _line(_label_of(panel, shown, run), [_points(run, shown)], shown.points))
+        ]  # fmt: skip
+        title = panel.title if len(own) == len(panel.shown) else f"{panel.title}: {own[0].label}"
+        sided = bool(sides.side_of(panel.shown[0].metric)) and panel.title != RETURN
+        only = lines[0].label if len(lines) == 1 and sided else ""  # there is no legend then
+        axis = kind or ", ".join(filter(None, [panel.axis, only]))
+        yield Chart(title, axis, panel.share, _note(panel.note, own, lines, [run]), lines)
+
+
+def _label_of(panel: Panel, shown: ChartMetric, run: Run) -> str:
+    """Names a line of one run's chart: the episodes of training and evaluations with what they differ in."""
+    side = sides.side_of(shown.metric)
+    if not side or panel.title == RETURN:
+        return shown.label
+    how = sides.drawn(run, side) if panel.share else ""
+    return ", ".join(filter(None, [shown.label, how, sides.cut(run, side)]))
 
 
 def _note(usual: str, shown: Sequence[ChartMetric], lines: Sequence[Line], runs: Sequence[Run]) -> str:
     """The note of a chart. It says so if points of evaluations of different protocols are drawn together."""
-    drawn = {line.label for line in lines}
-    evaluated = any(one.metric.startswith("eval/") and (len(shown) == 1 or one.label in drawn) for one in shown)
+    evaluated = any(line.marked for line in lines) and any(one.metric.startswith("eval/") for one in shown)
     return "; ".join(filter(None, [usual, OTHERS if evaluated and protocols.of_runs(runs) else ""]))
 
 
 def _over_runs(panel: Panel, found: Sequence[Group]) -> Iterator[Chart]:
-    """Charts of several runs. Bands are those of seeds if any are there, else intervals."""
+    """Charts of several runs: one for each metric, and for each thing that it counts. Bands are those of seeds if any
+    are there, else intervals."""
     seeds = any(len(group.runs) > 1 for group in found)
     for shown in panel.shown[: panel.with_several]:
         of_one = replace(shown, low="", high="") if seeds else shown
-        lines = [
-            line for group in found
-            if (line := _line(group.label, [_points(run, of_one) for run in group.runs], shown.points))
-        ]  # fmt: skip
         title = f"{panel.title}: {shown.label}" if panel.with_several > 1 else panel.title
-        note = _note(SEEDS if seeds else panel.note, [shown], lines, [run for group in found for run in group.runs])
-        yield Chart(title, panel.axis, panel.share, note, lines)
+        for axis, own in _by_kind(panel, shown, found).items():
+            lines = [
+                line for group in own
+                if (line := _line(group.label, [_points(run, of_one) for run in group.runs], shown.points))
+            ]  # fmt: skip
+            note = _note(SEEDS if seeds else panel.note, [shown], lines, [run for group in own for run in group.runs])
+            yield Chart(title, axis, panel.share, note, lines)
+
+
+def _by_kind(panel: Panel, shown: ChartMetric, found: Sequence[Group]) -> dict[str, list[Group]]:
+    """Returns the groups that share a chart of a metric, by the text beside its axis."""
+    side, kinds = sides.side_of(shown.metric), dict[str, list[Group]]()
+    for group in found:
+        first = group.runs[0]
+        axis = panel.axis
+        if panel.title == RETURN:
+            axis = sides.pays(first, side)
+        elif panel.share and side:
+            axis = ", ".join(filter(None, [axis, sides.drawn(first, side)]))
+        kinds.setdefault(axis, []).append(group)
+    return kinds
 
 
 def _points(run: Run, shown: ChartMetric) -> list[Point]:
+    if shown.metric == SUCCESS and run.reach.out:
+        return []
     found = [
         Point(step, row[shown.metric], row.get(shown.low), row.get(shown.high))
         for step, row in run.metrics.items() if shown.metric in row

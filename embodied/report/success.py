@@ -133,9 +133,10 @@ def _before_and_after(run: Run) -> list[Side]:
         return [Side("A", "greedy", run.last), Side("B", "sampled", run.sampled)]
     iterations = sorted(run.evaluations)
     chosen = [iterations[0], iterations[-1]] if run.before is not None else iterations
+    found = [(iteration, run.evaluations[iteration]) for iteration in chosen]
     return [
-        Side(letter, run.name if run.evaluation_alone else _after(iteration), run.evaluations[iteration])
-        for letter, iteration in zip(LETTERS, chosen, strict=False)
+        Side(letter, one.called(run.name if run.evaluation_alone else _after(iteration)), one)
+        for letter, (iteration, one) in zip(LETTERS, found, strict=False)
     ]
 
 
@@ -148,7 +149,7 @@ def _newest(runs: Sequence[Run]) -> list[Side]:
     labels = [f"{run.name} after {max(run.evaluations)} iterations" if not run.evaluation_alone else run.name
               for run, _ in with_one]  # fmt: skip
     return [
-        Side(letter, label if labels.count(label) == 1 else f"{label} ({letter})", last)
+        Side(letter, last.called(label if labels.count(label) == 1 else f"{label} ({letter})"), last)
         for letter, label, (_, last) in zip(LETTERS, labels, with_one, strict=False)
     ]
 

@@ -19,9 +19,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
-from embodied.errors import ConfigError, EmbodiedError, Stopped, printed
+from embodied.errors import ConfigError, EmbodiedError, Stopped, broken, printed, refuse
 from embodied.parallel.group import Group, ended_by
 from embodied.run.arguments import parse_argv
 
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None, config_name: str, recipe: Recipe | None = N
 
     Returns:
         the exit status: 0, 2 for an error that is explained, or 128 and the signal's number (130 for Ctrl-C, 143 for
-        SIGTERM) when stopped without a result.
+        SIGTERM) when one came, also where a checkpoint was left.
     """
     processes = Group()
     try:
@@ -66,12 +67,12 @@ def run(argv: Sequence[str], config_name: str, processes: Group, recipe: Recipe 
     """
     overrides, folders, print_only = parse_argv(argv, "tools.demos" if config_name == "demos" else config_name)
     with _uncollected():
-        from embodied.schema.compose.compose import as_yaml, compose
+        from embodied.schema.compose.compose import as_yaml, compose_unchecked
 
     with _advised(config_name), _uncollected():
-        composed = replace(
-            compose(overrides, config_name, folders), command=repeat_command(argv, config_name, processes)
-        )
+        composed = compose_unchecked(overrides, config_name, folders)
+        composed = replace(composed, command=repeat_command(argv, config_name, processes))
+        _check_rules(composed, processes)
         _check_entry(composed, config_name)
     if print_only and not processes.is_main:
         return 0
@@ -100,6 +101,16 @@ def repeat_command(argv: Sequence[str], config_name: str, processes: Group) -> s
     if processes.size > 1:
         start = f"torchrun --nnodes={processes.size // processes.local_size} --nproc-per-node={processes.local_size}"
     return shlex.join([*start.split(), "-m", module, *argv])
+
+
+def _check_rules(composed: Composed, processes: Group) -> None:
+    """Refuses combinations that cannot work, together with what else stands against the command and takes no time."""
+    from embodied.schema import rules
+
+    if broken(rules(composed.config)):
+        from embodied.run.build.preflight import Rules
+
+        refuse(broken(chain(rules(composed.config), Rules(composed, processes, machine=False))))
 
 
 def _check_entry(composed: Composed, config_name: str) -> None:
@@ -170,8 +181,8 @@ def _carry_out(
     except Stopped:
         if processes.speaks:
             print(f"{processes.name}stopped before there was a result to keep", file=sys.stderr)
-        return 128 + (stop.number or signal.SIGTERM)
-    return 0
+        return stop.status or 128 + signal.SIGTERM
+    return stop.status
 
 
 def _refuse_too_large(config: Config, sides: Sides, processes: Group, console: Console, policy: bool) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from embodied.errors import ConfigError
 from embodied.instructions import messages
+from embodied.observe.reach import actions
 from embodied.observe.terminal.console import Console
 from embodied.observe.terminal.window import Window
 from embodied.observe.video.video import Video
@@ -84,10 +85,11 @@ def run(checked: Checked, console: Console, stop: StopSignal, choice: Choice) ->
     video = side.kind.video(str(choice.out or folder / _name(episode.start, choice.actor)))
     episode = replace(episode, video=video)
     start, who = episode.start, {"expert": "the env's expert", "random": "random actions"}.get(choice.actor)
+    drawn = actions(checked.config.algorithm.val_sampling_params.do_sample is True)
     rows = [
         ["task", f"{start.task_id}: {side.spec.tasks[start.task_id]}"],
         ["start", f"initial state {start.init_state_id}, seed {start.seed}"],
-        ["played by", who or checked.config.runner.ckpt_path or "the policy that actor.model builds"],
+        ["played by", who or f"{checked.config.runner.ckpt_path or 'the policy that actor.model builds'}, {drawn}"],
         ["limit", f"{side.max_steps} control steps"],
     ]
     console.table("one episode", rows)

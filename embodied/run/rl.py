@@ -15,11 +15,10 @@ Each of several processes (torchrun) runs its share of the plan and then waits a
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
-from embodied.errors import Stopped
 from embodied.evaluation.before_after import gain
 from embodied.learn.step.mfu import peak_flops
 from embodied.learn.trainer import Trainer
@@ -109,7 +108,7 @@ def train(
         iteration = _resume(checked, trainer, reporter, saves)
     look = newest_of(folder, [side.config.video_cfg for side in checked.sides])
     rows = earlier(folder, iteration) if checked.processes.is_main else []
-    with reporter.running(iteration, look, rows) as ended, closing(collector), suppress(Stopped):
+    with reporter.running(iteration, look, rows) as ended, closing(collector), stop.may_end():
         if iteration < runner.max_epochs or trainer.unlogged:
             collector.open(stop)
         reporter.begin(iteration)
@@ -156,7 +155,7 @@ def _log(reporter: Reporter, iteration: int, found: dict[str, float], together: 
     if failures := found.get("rollout/verifier_failures"):
         reporter.console.say(failed_verdicts(failures, found["rollout/episodes"]))
     if found["rollout/zero_advantage_share"] == 1:
-        reporter.console.say(NOTHING_LEARNT)
+        reporter.warn(NOTHING_LEARNT)
     reporter.sections.reset()
 
 

@@ -26,7 +26,7 @@ from embodied.run.build.shares import folder_of_rank
 from embodied.run.build.simulators import Simulators, open_fork_server
 from embodied.run.folder.beside.reports import Reports
 from embodied.run.folder.folder import RunFolder
-from embodied.run.folder.reporter import Reporter
+from embodied.run.folder.reporter import Expected, Reporter
 from embodied.run.memory.say import MemoryPlan, plan_dry_run
 from embodied.runtime.engine.engine import Engine
 from embodied.runtime.pool.fork_server import ForkServer
@@ -75,7 +75,7 @@ def open_session(
     config, sides, processes = checked.config, checked.sides, checked.processes
     logger = config.runner.logger
     reports = Reports(Path(logger.log_path), logger.report and processes.is_main, console)
-    reporter = Reporter(console, processes, config.runner, reports)
+    reporter = Reporter(console, processes, config.runner, reports, expected(checked))
     with ExitStack() as opened:
         place = opened.enter_context(
             open_folder(checked.composed, processes) if folder is None else closing(RunFolder(folder, None))
@@ -93,6 +93,16 @@ def open_session(
         yield Session(
             reporter, place, server, memory, model, partial(open_engine, config, processes, model, rank, console)
         )
+
+
+def expected(checked: Checked) -> Expected:
+    """Returns what is known of a run's episodes before it begins."""
+    config, side = checked.config, checked.eval
+    algorithm, episodes = config.algorithm, len(side.spec.tasks) * config.env.eval.episodes_per_task
+    return Expected(
+        checked.train.max_steps, algorithm.sampling_params.do_sample, algorithm.val_sampling_params.do_sample is True,
+        episodes * algorithm.val_group_size * (1 + len(side.conditions)) * side.max_steps,
+    )  # fmt: skip
 
 
 @contextmanager

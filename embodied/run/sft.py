@@ -9,10 +9,9 @@ repeats a validation or an evaluation that was cut short.
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from pathlib import Path
 
-from embodied.errors import Stopped
 from embodied.learn.cloning import Cloner
 from embodied.observe.terminal.console import Console
 from embodied.run import summary
@@ -82,7 +81,7 @@ def train(
     folder = Path(runner.logger.log_path)
     look = newest_of(folder, [side.config.video_cfg for side in checked.sides])
     rows = earlier(folder, iteration) if checked.processes.is_main else []
-    with reporter.running(iteration, look, rows) as ended, closing(evaluator), suppress(Stopped):
+    with reporter.running(iteration, look, rows) as ended, closing(evaluator), stop.may_end():
         while iteration < runner.max_epochs:
             reporter.sections.reset()
             steps = config.sft.steps_per_iteration - cloner.steps_done

@@ -14,9 +14,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from signal import SIGTERM
+from signal import SIGINT, SIGTERM
 
-from embodied.errors import ConfigError, EmbodiedError, RunFolderError
+from embodied.errors import ConfigError, EmbodiedError, RunFolderError, Stopped
 from embodied.lib.child import Child
 from embodied.parallel.group import Group
 from embodied.run.folder.folder import FIRST
@@ -77,6 +77,8 @@ def _make(overrides: Sequence[str], stop: StopSignal) -> None:
         if process.poll() is None:
             process.terminate()
         status = process.wait()
+    if status in (128 + SIGINT, 128 + SIGTERM):
+        raise Stopped
     if status:
         raise EmbodiedError(
             f"the run that comes first ended with status {status}: python -m embodied.sft {' '.join(overrides)}",

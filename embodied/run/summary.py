@@ -83,6 +83,7 @@ def of_cloning(
         ["passes over the data", f"{total / len(cloner.samples):.1f}"],
         *_process_lines(processes, model),
         *(note.split(": ", 1) for note in cloner.notes),
+        *_evaluations(config, sides.eval, model, folder),
         *_followed(composed),
         *_policy_lines(config, model.policy),
         ["device", f"{model.device}, {_threads(config)}"],

@@ -37,12 +37,30 @@ class StopSignal:
         self._held = False
         self._came_at: float | None = None
         self._answered, self._interrupts = False, 0
+        self._ended_early = False
         self.number: int | None = None
 
     @property
     def wanted(self) -> bool:
         """True once a signal has come."""
         return self.number is not None
+
+    @property
+    def status(self) -> int:
+        """Exit status of the command: 128 + the signal's number once one has come here, whatever was done by then, so
+        that ``train && eval`` stops. SIGTERM's for a run that a signal to another process has ended; else 0."""
+        if self.number is not None:
+            return 128 + self.number
+        return 128 + signal.SIGTERM if self._ended_early else 0
+
+    @contextmanager
+    def may_end(self) -> Iterator[None]:
+        """Suppresses :class:`Stopped` of the block: what it has made is kept, and :attr:`status` says that it was ended
+        early."""
+        try:
+            yield
+        except Stopped:
+            self._ended_early = True
 
     def grants(self, left_s: float | None) -> bool:
         """Returns whether work that needs ``left_s`` more seconds (None: nobody knows) may go on to its end."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from embodied.runtime.plan import states_of_training, train_plan
 from embodied.runtime.pool.fork_server import ForkServer
 from embodied.runtime.pool.pool import Pool, num_workers
 from embodied.runtime.recorder import Recorder
-from embodied.runtime.signals import Stopped, StopSignal
+from embodied.runtime.signals import StopSignal
 from embodied.runtime.slab import Slab
 from embodied.runtime.worker.expert import ExpertJob, expert_fields
 from embodied.schema import Config
@@ -82,9 +82,9 @@ def make(composed: Composed, side: ConfiguredEnv, console: Console, stop: StopSi
         if (record := composed.record) is not None:
             record.write(path)
         writer = Writer(path, side.spec, {"env": _identity(config, side), **_facts(config, side)})
-        with suppress(Stopped):
+        with stop.may_end():
             _record(config, side, writer, path.with_name(f"{path.name}.logs"), stop, console)
-        with suppress(Stopped), stop.hold():
+        with stop.may_end(), stop.hold():
             writer.finish()
     console.say(f"{len(writer)} of {config.demos.episodes} demonstrations are in {path}")
 

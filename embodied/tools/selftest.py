@@ -32,7 +32,6 @@ from embodied.selftest.running import Result, Runner
 COMMAND = ("embodied", "selftest")
 MACHINE = Part("machine", "versions and devices", 120, "embodied.selftest.machine:machine")
 ALONE = "alone"  # folder within that of the results, for a part that is repeated
-STOPPED = 130  # exit status after Ctrl-C
 WITHOUT = "embodied selftest, without --gpu, runs all parts that a CPU can run; embodied doctor says what CUDA lacks"
 LEAST = 1.0  # minutes: torch alone takes some seconds to start
 
@@ -46,8 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except EmbodiedError as error:
         print(printed(error), file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return STOPPED
+    except KeyboardInterrupt as stopped:
+        return 128 + (stopped.args[0] if stopped.args else signal.SIGINT)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -56,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _end(number: int, frame: FrameType | None) -> None:
     for one in (signal.SIGINT, signal.SIGTERM):  # the end itself is not interrupted
         signal.signal(one, signal.SIG_IGN)
-    raise KeyboardInterrupt
+    raise KeyboardInterrupt(number)
 
 
 class _Test:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,52 @@ def test_an_old_observation_stops():
         guard.check(action(0, 0, 0))
 
 
+def test_a_first_answer_that_comes_late_is_called_that_and_a_later_one_is_not():
+    now = [100.0]
+    guard = arm(clock=lambda: now[0], observation={"max_age_s": 0.5})
+    for episode in range(2):
+        guard.reset()
+        guard.observed({})
+        if episode == 0:
+            guard.check(action(0, 0, 0))
+            guard.reset()
+            guard.observed({})
+        now[0] += 1.353
+        with pytest.raises(
+            GuardStopError, match=r"the first answer came late: the last observation is 1.353 s old"
+        ) as stop:
+            guard.check(action(0, 0, 0))
+        assert "ask once before the loop (client.infer(observation))" in stop.value.remedy
+    guard.reset()
+    guard.observed({})
+    guard.check(action(0, 0, 0))
+    now[0] += 0.6
+    with pytest.raises(GuardStopError, match=r"step 2: the last observation is 0.600 s old") as stop:
+        guard.check(action(0, 0, 0))
+    assert "client.infer" not in stop.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("velocity", "said"),
+    [
+        ([0.667, 0.667, 0.667], "70% break it, in dimensions [0, 1, 2]. 1, 1, 1 (scale"),
+        ([0.4, None, None], "60% break it, in dimensions [0]. 1 (scale"),
+        ([0.5, 1.0, None], ""), (None, ""), ([1.0, 1.0, 1.0], ""), ([0.8, 0.8, 0.8], ""),
+    ],
+)  # fmt: skip
+def test_limits_that_most_actions_break_are_warned_of(velocity, said):
+    limits = {"low": [-1] * 3, "high": [1] * 3, "scale": 0.05, "velocity": velocity}
+    for enabled in (True, False):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            Guard.from_map({"control_hz": HERTZ, "action": limits, "enabled": enabled})
+        assert len(found) == bool(said and enabled)
+        assert said in "".join(str(one.message) for one in found) or not enabled
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Guard.from_map({"control_hz": HERTZ, "action": {**limits, "kind": "absolute", "velocity": None}})
+
+
 def test_a_position_that_is_not_finite_stops_and_one_that_is_missing_is_said():
     box = {"position": {"field": "state", "indices": [0], "dims": [0]}, "workspace": {"low": -1, "high": 1}}
     guard = arm(**box)
@@ -248,6 +295,7 @@ def guards(draw: st.DrawFn) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore:action.velocity")
 @settings(deadline=None, max_examples=40)
 @given(guards(), st.lists(st.tuples(NUMBERS, NUMBERS, NUMBERS), min_size=1, max_size=60))
 def test_no_action_that_leaves_it_breaks_a_limit(config, wanted):
@@ -276,6 +324,7 @@ def test_no_action_that_leaves_it_breaks_a_limit(config, wanted):
         gripper = close
 
 
+@pytest.mark.filterwarnings("ignore:action.velocity")
 @settings(deadline=None, max_examples=40)
 @given(guards(), st.lists(st.tuples(numbers(-5, 5, 2), numbers(-3, 3, 3)), min_size=1, max_size=30))
 def test_with_a_robot_that_is_elsewhere_it_stops_rather_than_break_a_limit(config, steps):

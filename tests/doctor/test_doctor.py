@@ -382,6 +382,17 @@ def test_a_refused_run_says_where_all_is_told(tmp_path, capsys, command, wrong):
     assert f"error: {said[0].found}\n  fix: {said[0].fix}" in refused
 
 
+def test_all_that_is_wrong_is_said_at_once_by_rules_and_by_checks(tmp_path, capsys):
+    wrong = ["runner.ckpt_path=/none", "algorithm.adv_type=gae", "protocol.held_out_states=99"]
+    assert import_module("embodied.train").main([*RUN, f"runner.output_dir={tmp_path}", *wrong]) == 2
+    refused = capsys.readouterr().err
+    assert refused.count("error: ") == refused.count("  fix: ") == 3
+    assert "adv_type" in refused.split("error: ")[1], "rules come first"
+    assert "no checkpoint at /none" in refused
+    assert "protocol.held_out_states is 99" in refused
+    assert [*tmp_path.iterdir()] == []
+
+
 @pytest.mark.parametrize("command", ["train", "eval"])
 def test_a_large_checkpoint_that_cannot_fit_is_refused_as_the_doctor_fails_it(tmp_path, capsys, command):
     """By the headers of its files: nothing is built, and nothing is left."""

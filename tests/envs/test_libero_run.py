@@ -72,7 +72,8 @@ def test_train_then_resume_then_evaluate(tmp_path: Path) -> None:
     assert report["tasks"][0]["instruction"] in said
     under = report["conditions"]
     assert (under["max_steps"], under["env_max_steps"], under["init_states_per_task"]) == (10, 280, [50])
-    assert "each episode cut at 10 of 280 control steps, so success is not the benchmark's" in said
+    assert re.search("steps of an episode +cut at 10 of 280 control steps, so success is not the benchmark's", said)
+    assert "each episode cut at 10 of 280 control steps\n" in said
     held_to = report["protocol"]
     assert held_to["changed"] == {"env.eval.max_episode_steps": 10, "env.eval.episodes_per_task": 1}
     assert (held_to["held_out_in_training"], report["episodes"][0]["start"]["init_state_id"]) == (False, 40)

@@ -113,7 +113,7 @@ def test_an_evaluation_alone_runs_whole_episodes_and_says_so(capsys):
     }  # fmt: skip
     head = capsys.readouterr().out.partition("evaluation of random weights\n")[2].splitlines()
     assert head[:2] == [
-        "3 episodes of each task, from the first 3 of 4 initial states",
+        "3 episodes of each task, from the first 3 of 4 initial states, greedy",
         "each episode at most 24 control steps, the env's own limit",
     ]
 
@@ -124,10 +124,10 @@ def test_an_evaluation_within_training_says_where_it_cut_episodes_off(capsys):
     cut = "cut at 6 of 24 control steps, so success is not the benchmark's"
     assert re.search(f"evaluation +every 1 iterations and at the end: 4 episodes = 2 tasks × 2, each {cut}\n", said)
     assert (
-        f"evaluation of runs/run after 1 iterations\n2 episodes of each task, from the first 2 of 4 initial states\n\
-each episode {cut}\n"
-        in said
+        "evaluation of runs/run after 1 iterations\n2 episodes of each task, from the first 2 of 4 initial states, "
+        "greedy\neach episode cut at 6 of 24 control steps\n" in said
     )
+    assert said.count("the benchmark's") == 1, "a warning stands once"
     under = report(1)["conditions"]
     assert (under["max_steps"], under["env_max_steps"], under["reward_mode"]) == (6, 24, "dense")
     row = json.loads(Path("runs/run/metrics.jsonl").read_text(encoding="utf-8"))

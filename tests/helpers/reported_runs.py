@@ -114,3 +114,21 @@ def write_trace(folder: Path, spans: int = 40) -> None:
     file = folder / "trace" / "000001-train.json"
     file.parent.mkdir()
     file.write_text(json.dumps({"displayTimeUnit": "ms", "traceEvents": [*names, *work]}), encoding="utf-8")
+
+
+def cut_at(folder: Path, steps: int, **train: object) -> Path:
+    """The run with training episodes of ``steps`` control steps, none of which succeeds; evaluations take 97."""
+    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    for side, own in (("train", {"max_episode_steps": steps, **train}), ("eval", {"max_episode_steps": 144})):
+        config.setdefault("env", {}).setdefault(side, {}).update({"reward_mode": "sparse", **own})
+    (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    none = {"rollout/success_rate": 0.0, "rollout/success_low": 0.0, "rollout/success_high": 0.2}
+    texts = [json.dumps({**row, **none, "rollout/progress_mean": 0.3}) + "\n" for row in rows]
+    (folder / "metrics.jsonl").write_text("".join(texts), encoding="utf-8")
+    for file in (folder / "eval").glob("*.json"):
+        found = json.loads(file.read_text(encoding="utf-8"))
+        for place, one in enumerate(found["episodes"]):
+            one["steps_to_success"] = 97 + place if one["success"] else None
+        file.write_text(json.dumps(found), encoding="utf-8")
+    return folder

@@ -37,6 +37,14 @@ def terminal(monkeypatch):
     return Terminal()
 
 
+def test_a_summary_says_how_actions_were_drawn():
+    drawn = SUMMARY | {"rollout/sampled": 1.0, "eval/success_rate": 0.5, "eval/sampled": 0.0}
+    assert "  success 12/64 (18.8 %, sampled)  " in summary_line(drawn)
+    assert "  eval success 50.0 %, greedy  " in summary_line(drawn)
+    left_out = summary_line({name: value for name, value in SUMMARY.items() if name != "rollout/success_rate"})
+    assert left_out.startswith("iteration 3/100  return 0.938")
+
+
 def test_a_summary_has_everything_in_one_line():
     assert summary_line(SUMMARY) == (
         "iteration 3/100  success 12/64 (18.8 %)  return 0.938  zero-advantage 50 %  loss -0.0123  grad 1.5  "

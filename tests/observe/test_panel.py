@@ -101,6 +101,24 @@ def test_an_evaluation_stays_until_the_next():
     assert "_@ 0.0 % to 25.0 %" in rows["success"], "the iterations before this process count"
 
 
+def test_what_can_rise_leads_where_success_is_left_out_and_each_success_says_how_actions_were_drawn():
+    panel = Panel("run", rows=[{"step": 0, "eval/success_rate": 0.5, "eval/sampled": 0.0}])
+    panel.take(ROW | {"rollout/progress_mean": 0.3, "rollout/sampled": 1.0})
+    assert [label for label, _ in panel.rows()][:4] == ["success", "evaluation", "return", "progress"]
+    assert dict(panel.rows())["success"] == "25.0 % (10.0 % to 50.0 %), sampled"
+    assert dict(panel.rows())["evaluation"] == "50.0 %, greedy after 0"
+    panel.take({name: value for name, value in ROW.items() if "success" not in name} | {"rollout/progress_mean": 0.3})
+    assert [label for label, _ in panel.rows()][:3] == ["return", "progress", "evaluation"]
+
+
+def test_a_command_is_never_broken_into_lines(terminal):
+    command = "    embodied play " + " ".join(f"key{number}=value" for number in range(12))
+    with (console := make_console(terminal)).panel("my run", dict):
+        console.say(f"to see one:\n{command}\n{'a sentence of words ' * 8}")
+    assert f"{command}\n" in terminal.getvalue()
+    assert "\na sentence of words" in terminal.getvalue().split(command)[1], "other text is broken at the width"
+
+
 def test_useful_samples_are_a_second_of_the_whole_iteration():
     assert useful_samples_per_s(ROW) == pytest.approx(100 / 10), "two epochs went over 100 records"
     assert useful_samples_per_s({"train/samples_per_s": 50.0}) is None
@@ -347,7 +365,7 @@ def test_a_real_run_on_a_terminal_and_ctrl_c(tmp_path):
         assert f"│ {label} " in panel
     assert "video" not in panel, "there was none"
     # Ctrl-C: the run saves and ends, and the terminal is as it was.
-    assert (shown.status, shown.sane, shown.screen.cursor) == (0, True, True)
+    assert (shown.status, shown.sane, shown.screen.cursor) == (130, True, True)
     assert "SIGINT: stopping within" in shown.screen.text
     assert "\x1b[?25l" not in shown.output, "a run that is killed could not show the cursor again"
     assert "where things are" in shown.screen.text

@@ -211,7 +211,7 @@ def test_a_stopped_run_does_not_wait_for_a_service_that_hangs(record, monkeypatc
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(Trackers, "log", stopping)
-    assert train.main([*RUN, "tracker=wandb", "runner.experiment_name=run", "runner.max_epochs=50"]) == 0
+    assert train.main([*RUN, "tracker=wandb", "runner.experiment_name=run", "runner.max_epochs=50"]) == 130
     assert time.monotonic() - sent[0] < 8.0  # a stop signal grants 10 s for work
     assert ended(record()[0]["pid"])
     assert "waiting until wandb has taken what was logged, at most 0.3 s; Ctrl-C again ends" in capsys.readouterr().out

@@ -166,7 +166,7 @@ def test_ctrl_c_ends_a_run_with_its_tracker(service, python, tmp_path):
     began = time.monotonic()
     os.killpg(run.pid, signal.SIGINT)
     said, _ = run.communicate(timeout=SOON_S)
-    assert run.returncode == 0
+    assert run.returncode == 130
     print(f"{service}: ended after {time.monotonic() - began:.1f} s")
     assert "failed and is off" not in said
     found = read(python, tmp_path, service)

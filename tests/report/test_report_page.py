@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from reported_runs import change_evaluation, under, video, write_run, write_trace
+from reported_runs import change_evaluation, cut_at, under, video, write_run, write_trace
 
 from embodied.report import charts, library, videos
 from embodied.report.page import in_script
@@ -128,11 +128,21 @@ def test_everything_is_on_the_page(tmp_path: Path, recording: Path) -> None:
 
 def test_success_in_training_says_where_its_episodes_are_cut(tmp_path: Path) -> None:
     folder = write_run(tmp_path / "a")
-    assert "success, last iteration, in" not in made(folder).text
+    assert "success, last iteration, sampled" in made(folder).text
+    assert "success, last iteration, sampled, in" not in made(folder).text
     config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     config.setdefault("env", {}).setdefault("train", {})["max_episode_steps"] = 40
     (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
-    assert "success, last iteration, in 40 steps" in made(folder).text
+    assert "success, last iteration, sampled, in 40 steps" in made(folder).text
+
+
+def test_a_success_that_cannot_happen_is_left_out_and_why_is_said_once(tmp_path: Path) -> None:
+    text = made(cut_at(write_run(tmp_path / "a"), 96)).text
+    assert text.count("The success of training episodes is left out: they end after 96 control steps") == 1
+    assert "return, last iteration, sampled, in 96 steps" in text
+    assert "progress, last iteration, sampled, in 96 steps" in text
+    assert "success, last iteration" not in text
+    assert "success, newest evaluation, greedy" in text
 
 
 def test_nothing_is_fetched_and_everything_has_a_name(tmp_path: Path, recording: Path) -> None:
@@ -213,7 +223,7 @@ def test_results_of_different_protocols_are_never_side_by_side_without_saying_so
     other = [f"no name (cccc), another than {first}'s" for first in "AB"]
     assert [head[2], *(row[2] for row in rows)] == ["its protocol", "rlinf (aaaa)", *other]
     assert [line for line in page.paragraphs["dim"] if "evaluations of different protocols" in line] == [
-        "episodes that succeed · 95 % intervals (Wilson); evaluations of different protocols"
+        "episodes that succeed, greedy · 95 % intervals (Wilson); evaluations of different protocols"
     ], "there is one chart of evaluations"
     page = made("a", "b")
     assert "DIFFERENT PROTOCOLS" not in page.text

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from reported_runs import TASKS, write_run, write_trace
+from reported_runs import TASKS, cut_at, write_run, write_trace
 
 from embodied.errors import EvaluationError
 from embodied.evaluation import results
@@ -25,8 +25,11 @@ def test_a_whole_run(tmp_path: Path) -> None:
     titles = [chart.title for chart in series.charts([run])]
     assert titles == ["Success", "Return", "KL", "Clip share", "Entropy", "Staleness", "Loss"]
     lines = {line.label: line for line in series.charts([run])[0].lines}
-    assert lines["training"].points[-1] == series.Point(6, 0.81, 0.81 - 0.1, 0.81 + 0.1)
-    assert [point.value for point in lines["evaluation"].points] == [0.0, 0.75]  # of the files: no metric says it
+    assert lines["training, sampled"].points[-1] == series.Point(6, 0.81, 0.81 - 0.1, 0.81 + 0.1)
+    assert [point.value for point in lines["evaluation, greedy"].points] == [
+        0.0,
+        0.75,
+    ]  # of the files: no metric says it
     changed = {one.key for one in settings.settings([run]) if one.changed}
     assert {"runner.seed", "runner.max_epochs"} <= changed
     assert "runner.num_threads" not in changed
@@ -242,3 +245,49 @@ def test_a_run_below_a_folder_named_checkpoints(tmp_path: Path) -> None:
     assert not run.evaluation_alone
     assert run.iterations == 6
     assert results.find(str(folder)).name == "000006.json"
+
+
+def test_success_that_training_episodes_are_too_short_for_is_left_out(tmp_path: Path) -> None:
+    run = read(str(cut_at(write_run(tmp_path / "a"), 96)))
+    assert run.reach.out
+    assert "they end after 96 control steps, and the fastest success of an evaluation took 97" in run.reach.why
+    found = series.charts([run])
+    assert [chart.title for chart in found][:3] == ["Return: training", "Progress", "Success"]
+    assert [line.label for line in found[2].lines] == ["evaluation, greedy, in 144 steps"]
+    assert found[2].axis == "episodes that succeed, evaluation, greedy, in 144 steps"
+    assert [chart.title for chart in series.charts([run, run])][:3] == [
+        "Return: training", "Progress: training", "Success: evaluation",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("steps", "solved"), [(97, 0.0), (96, 0.25)])
+def test_success_that_can_happen_or_has_happened_is_shown(steps: int, solved: float, tmp_path: Path) -> None:
+    folder = cut_at(write_run(tmp_path / "a"), steps)
+    with (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"step": 7, "rollout/success_rate": solved}) + "\n")
+    run = read(str(folder))
+    assert not run.reach.out
+    chart = series.charts([run])[0]
+    assert [chart.title, len(chart.lines[0].points)] == ["Success", 7]
+
+
+def test_no_chart_has_two_kinds_of_return(tmp_path: Path) -> None:
+    def returns(*folders: Path) -> list[tuple[str, str, int]]:
+        found = series.charts([read(str(folder)) for folder in folders])
+        return [(one.title, one.axis, len(one.lines)) for one in found if one.title.startswith("Return")]
+
+    def with_returns(name: str, **train: object) -> Path:
+        folder = cut_at(write_run(tmp_path / name, group_size=len(train) + 2), 144, **train)
+        with (folder / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": 6, "rollout/return_mean": 0.2, "eval/return_mean": 0.7}) + "\n")
+        return folder
+
+    alike, other = with_returns("a"), with_returns("b", reward_mode="dense", use_rel_reward=True)
+    assert returns(alike) == [("Return", "sparse rewards", 2)]
+    assert returns(other) == [
+        ("Return: training", "changes of dense rewards", 1), ("Return: evaluation", "sparse rewards", 1),
+    ]  # fmt: skip
+    assert returns(alike, other) == [
+        ("Return: training", "sparse rewards", 1), ("Return: training", "changes of dense rewards", 1),
+        ("Return: evaluation", "sparse rewards", 2),
+    ]  # fmt: skip

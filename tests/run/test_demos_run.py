@@ -224,7 +224,7 @@ def test_a_signal_while_the_statistics_are_written_waits_for_them(monkeypatch):
         finish(self)
 
     monkeypatch.setattr(Writer, "finish", interrupted)
-    assert make("episodes=1") == 0
+    assert make("episodes=1") == 143, "all was done, and what follows in the shell is still to stop"
     assert "action" in json.loads(Path("demos/fake/meta/stats.json").read_text(encoding="utf-8"))
 
 
@@ -245,7 +245,7 @@ def test_sigterm_leaves_whole_episodes_and_no_worker():
             out, error = process.communicate(timeout=60)
         finally:
             process.kill()
-    assert process.returncode == 0
+    assert process.returncode == 143
     assert re.fullmatch(r"SIGTERM: stopping within 20 s, .*\n", error)
     assert f"{len(recorded())} of 500 demonstrations" in out
     assert len(children) >= 2

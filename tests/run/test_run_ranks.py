@@ -170,7 +170,7 @@ def test_sigterm_ends_all_ranks_at_one_point_with_a_checkpoint(target):
         status = finished(process)
     done = int(re.search(r"(\d+) iterations done", Path("out").read_text(encoding="utf-8")).group(1))
     assert 2 <= done < 500
-    assert (status == 0) == (target != "all"), "torchrun says that it was ended"
+    assert status, "torchrun says that it was ended, or that its ranks were"
     assert int(checkpoints()[-1]) == done == rows()[-1]["step"]
     assert run(*SLOW, f"runner.max_epochs={done + 1}") == 0
     assert [row["step"] for row in rows()] == list(range(1, done + 2))
@@ -194,7 +194,7 @@ def test_sigterm_in_an_update_ends_all_ranks_between_two_passes(strategy, target
         )
         os.kill(process.pid if target == "all" else pid_of_rank(process, 1), signal.SIGTERM)
         status = finished(process)
-    assert (status == 0) == (target != "all"), "torchrun says that it was ended"
+    assert status, "torchrun says that it was ended, or that its ranks were"
     assert "stopped: 1 iterations done" in Path("out").read_text(encoding="utf-8")
     assert checkpoints() == ["000001"]
     assert "rank 1: SIGTERM: stopping within 1 s" in Path("error").read_text(encoding="utf-8")

@@ -215,7 +215,7 @@ def test_a_long_update_ends_with_the_pass_in_progress_and_no_earlier_iteration_i
     middle, expected = never_stopped_large
     with monkeypatch.context() as patch:
         after = send_at(patch, Slow, "evaluate", middle)
-        assert train.main(large()) == 0
+        assert train.main(large()) == 143
     assert after == []
     said = capfd.readouterr()
     assert said.err.startswith("SIGTERM: stopping within 0.4 s")
@@ -228,7 +228,7 @@ def test_a_long_update_ends_with_the_pass_in_progress_and_no_earlier_iteration_i
 
 def test_an_update_that_is_soon_done_is_finished(monkeypatch, capfd):
     after = send_at(monkeypatch, Slow, "evaluate", 1)
-    assert train.main(command(RL)) == 0
+    assert train.main(command(RL)) == 143
     assert len(after) > 1
     assert "stopped: 1 iterations done" in capfd.readouterr().out
     assert last("run") == "000001"
@@ -238,7 +238,7 @@ def test_without_a_copy_in_memory_the_last_checkpoint_is_what_is_left(monkeypatc
     middle, _ = never_stopped_large
     with monkeypatch.context() as patch:
         send_at(patch, Slow, "evaluate", middle)
-        assert train.main([*large(), "runner.checkpoint.async_save=false"]) == 0
+        assert train.main([*large(), "runner.checkpoint.async_save=false"]) == 143
     said = capfd.readouterr().out
     assert "the update of iteration 2 was cut short, and no iteration was saved before it" in said
     assert "stopped: 0 iterations done" in said
@@ -249,7 +249,7 @@ def test_a_stopped_evaluation_is_made_anew(monkeypatch, capfd, never_stopped_rl)
     _, expected = never_stopped_rl
     with monkeypatch.context() as patch:
         send_at(patch, EvaluationRunner, "_report", 1)  # written, and not logged yet
-        assert train.main(command(RL)) == 0
+        assert train.main(command(RL)) == 143
     assert "stopped: 2 iterations done" in capfd.readouterr().out
     assert last("run") == "000002"
     assert train.main(command(RL)) == 0
@@ -272,7 +272,7 @@ def test_a_stop_waits_for_the_copy_that_is_written(monkeypatch, never_stopped_rl
     _, expected = never_stopped_rl
     with monkeypatch.context() as patch:
         send_at(patch, Checkpoints, "_complete", 1)
-        assert train.main(command(RL)) == 0
+        assert train.main(command(RL)) == 143
     assert last("run") == "000003"
     assert train.main(command(RL)) == 0
     assert outcome("run") == expected
@@ -282,7 +282,7 @@ def test_a_stopped_iteration_of_cloning_goes_on_at_its_next_step(monkeypatch, ca
     _, expected = never_stopped_sft
     with monkeypatch.context() as patch:
         after = send_at(patch, Slow, "evaluate", 4 * 3 + 2)  # four passes a step
-        assert sft.main(command(SFT, f"data={made}")) == 0
+        assert sft.main(command(SFT, f"data={made}")) == 143
     assert after == []
     assert "stopped: 0 iterations done and 3 optimizer steps of the next." in capfd.readouterr().out
     assert last("run") == "000000+003"
@@ -347,7 +347,8 @@ def test_an_evaluation_leaves_its_result_or_none(seed):
     with signalled(random.Random(seed).uniform(0, seconds)):
         status = train.main(command(options))
     result = Path("runs/run/eval/000000.json")
-    assert status == (0 if result.exists() else 143)
+    assert status in (0, 143)
+    assert status == 143 or result.exists()
     assert train.main(command(options)) == 0
     assert result.read_text(encoding="utf-8") == Path("runs/whole/eval/000000.json").read_text(encoding="utf-8")
 
@@ -389,14 +390,15 @@ def test_start_up_ends_at_once(seed):
         _, error = process.communicate(timeout=SOON_S)
     assert process.returncode in (0, 143, -signal.SIGTERM)
     assert "Traceback" not in error
-    assert (process.returncode == 143) == ("stopped before there was a result to keep" in error)
+    if "stopped before there was a result to keep" in error:
+        assert process.returncode == 143
     assert train.main(arguments) == 0
     assert re.fullmatch(r"00000\d", last("run"))
 
 
 def test_a_signal_after_the_last_save_changes_nothing(monkeypatch, capfd):
     send_at(monkeypatch, summary, "places", 1)
-    assert train.main(command(FAST)) == 0
+    assert train.main(command(FAST)) == 143, "what follows in the shell is still to stop"
     said = capfd.readouterr()
     assert "2 iterations done. The same command with a larger" in said.out
     assert "where things are" in said.out

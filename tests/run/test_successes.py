@@ -85,10 +85,16 @@ def test_failures_that_got_farthest_come_first_and_equal_ones_in_the_plan_s_orde
     assert found[0] == {
         "start": {"task_id": 1, "init_state_id": 0, "seed": 4}, "progress": 0.75, "steps": 40, "video": "4.mp4"
     }  # fmt: skip
-    head, *rows = successes.failure_cells(found * 5)
+    head, *rows = successes.failure_cells(successes.shown_failures(found * 5))
     assert head == ["task", "initial state", "seed", "progress", "steps", "video"]
     assert len(rows) == successes.SHOWN_FAILURES
     assert rows[0] == ["1", "0", "4", "0.75", "40", "4.mp4"]
+
+
+def test_recorded_failures_are_shown_first_each_by_how_far_they_got():
+    found = [{"progress": 1 - n / 20, "video": f"{n}.mp4" if n in (3, 14) else None} for n in range(15)]
+    shown = successes.shown_failures(found)
+    assert [round(20 * (1 - one["progress"])) for one in shown] == [3, 14, 0, 1, 2, 4, 5, 6, 7, 8]
 
 
 def test_facts_of_an_episode_and_of_one_that_could_not_be_run():
@@ -118,10 +124,13 @@ def test_metrics_are_those_of_the_last_row_and_of_each_task():
         "eval/success_rate": 0.5, "eval/success_low": low, "eval/success_high": high, "eval/return_mean": 2.5,
         "eval/episodes": 6, "eval/max_steps": 40, "eval/env_max_steps": 50,
         "eval/episode_length_mean": pytest.approx(160 / 6), "eval/time_to_success_mean": 17.0,
+        "eval/time_to_success_min": 10, "eval/progress_mean": pytest.approx(1.25 / 6),
         "eval/task/0/success_rate": 0.75, "eval/task/1/success_rate": 0.0,
     }  # fmt: skip
     without = found.keys() - successes.metrics(ROWS, RAN, UNDER, steps=False).keys()
-    assert without == {"eval/episode_length_mean", "eval/time_to_success_mean"}
+    assert without == {
+        "eval/episode_length_mean", "eval/time_to_success_mean", "eval/time_to_success_min", "eval/progress_mean",
+    }  # fmt: skip
     nobody = successes.summarise(["push", "pull"], RAN[4:])
     assert "eval/time_to_success_mean" not in successes.metrics(nobody, RAN[4:], UNDER)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from math import inf
 from types import SimpleNamespace
 
 import pytest
@@ -13,9 +14,11 @@ import torch
 from embodied.errors import Stopped
 from embodied.learn.step.passes import until_stopped
 from embodied.observe.terminal.console import NullConsole
+from embodied.observe.terminal.progress import Phase
 from embodied.parallel.group import Group
-from embodied.run.folder import reporter
-from embodied.run.folder.reporter import Pace, Reporter, starved
+from embodied.run.folder import pace
+from embodied.run.folder.pace import Pace, starved
+from embodied.run.folder.reporter import Expected, Reporter
 from embodied.runtime.signals import StopSignal
 from embodied.schema import LoggerConfig, RunnerConfig
 
@@ -31,7 +34,7 @@ class Clock:
 def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr("embodied.runtime.signals.time.monotonic", clock)
-    monkeypatch.setattr(reporter, "monotonic", clock)
+    monkeypatch.setattr(pace, "monotonic", clock)
     return clock
 
 
@@ -54,6 +57,122 @@ def test_the_rest_of_a_run_takes_as_long_as_its_iterations_did(clock):
     clock.now += 60.0
     assert pace.left_s(12) == pytest.approx(18 * 30)
     assert pace.left_s(30) == 0
+
+
+def test_the_first_estimate_counts_evaluations_apart(clock):
+    """As make train has them: one before the first iteration, and one after the tenth."""
+    pace = Pace(iteration=0, last=10, interval=10)
+    clock.now += 180.0 + 60.0
+    pace.evaluated(180.0)
+    assert pace.left_s(1) == pytest.approx(9 * 60 + 180)
+    clock.now += 50.0
+    assert pace.left_s(2) == pytest.approx(8 * 50 + 180), "the first iteration has warmed up"
+    clock.now += 8 * 50 + 180.0
+    pace.evaluated(180.0)
+    assert pace.left_s(10) == 0
+
+
+def test_an_evaluation_to_come_is_estimated_by_the_speed_of_the_rollout(clock):
+    pace = Pace(iteration=0, last=4, interval=2, eval_steps=600)
+    clock.now += 10.0
+    assert pace.left_s(1) == pytest.approx(3 * 10)
+    assert pace.left_s(1, env_steps_per_s=20.0) == pytest.approx(3 * 10 + 2 * 30)
+
+
+class Said(NullConsole):
+    def __init__(self):
+        self.lines, self.rows = [], []
+
+    def say(self, text):
+        self.lines.append(text)
+
+    def iteration(self, summary):
+        self.rows.append(dict(summary))
+
+    @contextmanager
+    def panel(self, title, look, earlier=()):
+        self.rows += map(dict, earlier)
+        yield
+
+
+def reporting(tmp_path, console, **expected):
+    runner = RunnerConfig(max_epochs=5, logger=LoggerConfig(log_path=str(tmp_path), logger_backends=[]))
+    made = Reporter(console, Group(), runner, expected=Expected(**expected))
+    made.open_trackers(None, {}, {})
+    return made
+
+
+NOTHING = {
+    "rollout/success_rate": 0.0,
+    "rollout/success_low": 0.0,
+    "rollout/success_high": 0.1,
+    "rollout/return_mean": 1.0,
+}
+
+
+def test_a_success_that_training_episodes_are_too_short_for_is_left_out_until_one_happens(tmp_path):
+    console = Said()
+    made = reporting(tmp_path, console, max_steps=40)
+    steps = [
+        {"eval/success_rate": 0.3, "eval/time_to_success_min": 97}, NOTHING, NOTHING,
+        NOTHING | {"rollout/success_rate": 0.1}, NOTHING,
+    ]  # fmt: skip
+    for iteration, row in enumerate(steps):
+        made.log(iteration, row)
+    assert ["rollout/success_rate" in row for row in console.rows] == [False, False, False, True, True]
+    assert ["rollout/success_high" in row for row in console.rows] == [False, False, False, True, True]
+    assert all("rollout/return_mean" in row for row in console.rows[1:])
+    (line,) = console.lines
+    assert "they end after 40 control steps, and the fastest success of an evaluation took 97" in line
+
+
+@pytest.mark.parametrize(
+    ("limit", "seen"), [(97, {"eval/time_to_success_min": 97}), (40, {}), (inf, {"eval/time_to_success_min": 97})]
+)
+def test_a_success_of_which_nothing_says_that_it_cannot_happen_is_shown(limit, seen, tmp_path):
+    console = Said()
+    made = reporting(tmp_path, console, max_steps=limit)
+    made.log(0, seen)
+    made.log(1, NOTHING)
+    assert "rollout/success_rate" in console.rows[1]
+    assert console.lines == []
+
+
+def test_a_resumed_run_knows_what_was_seen_before(tmp_path):
+    console = Said()
+    made = reporting(tmp_path, console, max_steps=40, sampled=True, eval_sampled=True)
+    before = [{"eval/success_rate": 0.3, "eval/time_to_success_min": 97}, NOTHING]
+    with made.running(1, dict, before):
+        made.log(2, NOTHING)
+    assert ["rollout/success_rate" in row for row in console.rows] == [False, False, False]
+    assert {(row["rollout/sampled"], row["eval/sampled"]) for row in console.rows} == {(1.0, 1.0)}
+
+
+@pytest.mark.parametrize(
+    ("limit", "said"),
+    [
+        (40, ["return 1", "return 1", "return 1  success 1/3 sampled"]),
+        (144, ["success 0/1 sampled", "success 0/2 sampled", "success 1/3 sampled"]),
+    ],
+)
+def test_a_bar_counts_what_can_rise(limit, said, tmp_path):
+    made = reporting(tmp_path, Said(), max_steps=40)
+    made.log(0, {"eval/time_to_success_min": 97})
+    bar, seen = Phase("rollout", 3), []
+    advance = made.counting(bar, SimpleNamespace(sampling=SimpleNamespace(do_sample=True), max_steps=limit))
+    for success in (False, False, True):
+        advance(SimpleNamespace(success=success, episode_return=1.0))
+        seen.append(bar.facts)
+    assert seen == said
+    assert bar.done == 3
+
+
+def test_a_warning_stands_once(tmp_path):
+    console = Said()
+    made = reporting(tmp_path, console)
+    for text, what in (("a", ""), ("a", ""), ("b 1", "b"), ("b 2", "b"), ("c", "")):
+        made.warn(text, what)
+    assert console.lines == ["a", "b 1", "c"]
 
 
 @pytest.mark.parametrize(

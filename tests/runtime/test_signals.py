@@ -123,3 +123,19 @@ def test_handlers_are_given_back():
     with StopSignal(), pytest.raises(Stopped):
         send(signal.SIGINT)
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_exit_status_says_that_a_signal_came_whatever_was_done_by_then(number):
+    with StopSignal() as stop:
+        stop.hold_from_now()
+        assert stop.status == 0
+        send(number)
+        assert stop.status == 128 + number
+
+
+def test_the_exit_status_of_a_rank_that_another_one_has_ended():
+    with StopSignal() as stop, stop.may_end():
+        raise Stopped
+    assert stop.status == 143
+    assert not stop.wanted

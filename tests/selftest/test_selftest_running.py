@@ -362,7 +362,7 @@ def test_an_interrupt_ends_all_and_writes_what_there_is(sent, tmp_path):
             time.sleep(0.05)
         os.kill(process.pid, sent)
         said = process.stdout.read()
-        assert process.wait() == 130
+        assert process.wait() == 128 + sent
     finally:
         limit.cancel()
         process.kill()

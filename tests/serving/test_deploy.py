@@ -81,7 +81,7 @@ def test_a_guard_that_stops_ends_the_loop_with_the_robot_at_a_stand(project, add
     file.write_text(
         file.read_text(encoding="utf-8")
         .replace("mode: clip", "mode: stop")
-        .replace("velocity: [0.6", "velocity: [0.01"),
+        .replace("velocity: [1,", "velocity: [0.01,"),
         encoding="utf-8",
     )
     done = run(ROBOT, project, {"ws://127.0.0.1:8000": address})

@@ -1,16 +1,18 @@
-"""What is wrong with a configuration on this machine: all of it, where a run refuses with the first.
+"""What is wrong with a configuration on this machine: all of it, and what the run's folder holds.
 
 The rules are those of the run (:func:`embodied.schema.rules`, :class:`embodied.run.build.preflight.Rules`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from embodied import schema
 from embodied.doctor.findings import Finding, of_error
-from embodied.errors import EmbodiedError
+from embodied.errors import EmbodiedError, broken
 from embodied.parallel.group import Group
 from embodied.run.build import preflight
 from embodied.run.folder.folder import RunFolder
@@ -40,21 +42,6 @@ def configuration(overrides: Sequence[str], folders: Sequence[str], command: str
 
 def errors(composed: Composed, rules: preflight.Rules) -> list[EmbodiedError]:
     """Lists all errors for which a run would be refused; empty if none."""
-    found: dict[str, EmbodiedError] = {}
-
-    def note(rule: Callable[[], object]) -> None:
-        try:
-            rule()
-        except EmbodiedError as error:
-            found.setdefault(str(error), error)
-        except Exception:
-            if not found:  # after an error a rule may meet what it does not expect
-                raise
-
-    for combination in schema.rules(composed.config):
-        note(combination)
-    for rule in rules:
-        note(rule)
     path = Path(composed.config.runner.logger.log_path)
-    note(lambda: RunFolder.look(path, composed.resolved))
-    return list(found.values())
+    look = partial(RunFolder.look, path, composed.resolved)
+    return broken(chain(schema.rules(composed.config), rules, [look]))

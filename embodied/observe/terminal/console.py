@@ -18,7 +18,7 @@ from typing import Protocol, TextIO
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from embodied.observe.terminal.panel import Panel
+from embodied.observe.terminal.panel import Panel, drawn
 from embodied.observe.terminal.progress import Phase, duration, shown_number
 from embodied.observe.terminal.screen import Look, Screen, Terminal
 from embodied.observe.terminal.settings import drawing
@@ -27,11 +27,16 @@ PLAIN_INTERVAL_S = 30.0
 """Seconds between two lines of progress in a log file."""
 
 
+COMMAND = "    "
+"""Begins a line that is a command."""
+
+
 class Console(Protocol):
     """Interface of a run's progress display, of which there is one."""
 
     def say(self, text: str) -> None:
-        """Print one line or paragraph as it is."""
+        """Print one line or paragraph as it is. A line that is indented by four is a command: no line break gets into
+        it, so that it can be copied."""
         ...
 
     def table(self, title: str, rows: Sequence[Sequence[object]]) -> None:
@@ -78,8 +83,9 @@ def summary_line(summary: Mapping[str, float]) -> str:
     ``iterations``.
 
     >>> summary_line({"iteration": 3, "iterations": 100, "rollout/success_rate": 0.1875, "rollout/episodes": 64,
-    ...               "rollout/zero_advantage_share": 0.5, "train/loss": -0.01234, "time/iteration_s": 41.23})
-    'iteration 3/100  success 12/64 (18.8 %)  zero-advantage 50 %  loss -0.0123  41.2 s'
+    ...               "rollout/sampled": 1, "rollout/zero_advantage_share": 0.5, "train/loss": -0.01234,
+    ...               "time/iteration_s": 41.23})
+    'iteration 3/100  success 12/64 (18.8 %, sampled)  zero-advantage 50 %  loss -0.0123  41.2 s'
     """
     parts = [text for name, text in _PARTS.items() if name in summary]
     return "  ".join(filter(None, (part(summary) for part in parts)))
@@ -89,6 +95,7 @@ _PARTS: dict[str, Callable[[Mapping[str, float]], str]] = {
     "iteration": lambda s: f"iteration {s['iteration']:.0f}" + (f"/{s['iterations']:.0f}" if "iterations" in s else ""),
     "rollout/success_rate": lambda s: "success " + _successes(s, "rollout"),
     "rollout/return_mean": lambda s: f"return {shown_number(s['rollout/return_mean'])}",
+    "rollout/progress_mean": lambda s: f"progress {shown_number(s['rollout/progress_mean'])}",
     "rollout/zero_advantage_share": lambda s: f"zero-advantage {_percent(s['rollout/zero_advantage_share'])}",
     "train/loss": lambda s: f"loss {shown_number(s['train/loss'])}",
     "train/grad_norm": lambda s: f"grad {shown_number(s['train/grad_norm'])}",
@@ -124,7 +131,8 @@ class TerminalConsole(Console):
         self._panel: Panel | None = None
 
     def say(self, text: str) -> None:
-        self._rich.print(text)
+        for line in text.split("\n"):
+            self._rich.print(line, soft_wrap=line.startswith(COMMAND))
 
     def table(self, title: str, rows: Sequence[Sequence[object]]) -> None:
         table = Table(title=title, title_justify="left", show_header=False)
@@ -301,9 +309,9 @@ class NullConsole(Console):
 
 
 def _successes(summary: Mapping[str, float], side: str) -> str:
-    """``12/64 (18.8 %)``, or only the share if the number of episodes is unknown."""
+    """``12/64 (18.8 %, sampled)``, or only the share if the number of episodes is unknown."""
     rate = summary[f"{side}/success_rate"]
-    share = f"{100 * rate:.1f} %"
+    share = f"{100 * rate:.1f} %" + drawn(summary, side)
     if f"{side}/episodes" not in summary:
         return share
     episodes = round(summary[f"{side}/episodes"])

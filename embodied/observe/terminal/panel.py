@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from time import monotonic, time
 
@@ -16,6 +16,7 @@ from rich.panel import Panel as Frame
 from rich.segment import Segment
 from rich.text import Text
 
+from embodied.observe.reach import actions
 from embodied.observe.terminal.progress import duration, shown_number
 
 WIDTH = 24
@@ -140,15 +141,11 @@ class Panel:
     def rows(self, ascii_only: bool = False, width: int = 80) -> Iterator[tuple[str, str]]:
         """Label and text of each line. Names of files lose their first parts where ``width`` cells are too few."""
         now = self._now
+        successes, curves = self._successes(ascii_only), self._curves(ascii_only)
         if "rollout/success_rate" in now:
-            yield "success", _success(now, "rollout") + self._line("rollout/success_rate", ascii_only, _percent)
-        if self._evaluation:
-            at = f" after {self._evaluation[name]:.0f}" if (name := _step(self._evaluation)) else ""
-            line = self._line("eval/success_rate", ascii_only, _percent)
-            yield "evaluation", _success(self._evaluation, "eval") + at + line
-        for name, label in _CURVES.items():
-            if name in now:
-                yield label, shown_number(now[name]) + self._line(name, ascii_only, shown_number)
+            yield from chain(successes, curves)
+        else:  # what can rise leads
+            yield from chain(curves, successes)
         for label, parts in _LINES.items():
             shown = [text(now[name]) for name, text in parts.items() if name in now]
             if label == "speed":
@@ -157,6 +154,19 @@ class Panel:
                 yield label, "   ".join(shown)
         for label, file in self._files.items():
             yield label, _ending(str(file), _age(file), width)
+
+    def _successes(self, ascii_only: bool) -> Iterator[tuple[str, str]]:
+        if "rollout/success_rate" in self._now:
+            yield "success", _success(self._now, "rollout") + self._line("rollout/success_rate", ascii_only, _percent)
+        if self._evaluation:
+            at = f" after {self._evaluation[name]:.0f}" if (name := _step(self._evaluation)) else ""
+            line = self._line("eval/success_rate", ascii_only, _percent)
+            yield "evaluation", _success(self._evaluation, "eval") + at + line
+
+    def _curves(self, ascii_only: bool) -> Iterator[tuple[str, str]]:
+        for name, label in _CURVES.items():
+            if name in self._now:
+                yield label, shown_number(self._now[name]) + self._line(name, ascii_only, shown_number)
 
     def _line(self, name: str, ascii_only: bool, shown: Callable[[float], str]) -> str:
         past = self._past[name]
@@ -174,7 +184,14 @@ def _step(row: Values) -> str:
 def _success(row: Values, side: str) -> str:
     text = _percent(row[f"{side}/success_rate"])
     low, high = (row.get(f"{side}/success_{end}") for end in ("low", "high"))
-    return text if low is None or high is None else f"{text} ({_percent(low)} to {_percent(high)})"
+    band = "" if low is None or high is None else f" ({_percent(low)} to {_percent(high)})"
+    return text + band + drawn(row, side)
+
+
+def drawn(row: Values, side: str) -> str:
+    """Returns how the actions of a side's episodes were drawn, where that is known: ``, sampled``."""
+    sampled = row.get(f"{side}/sampled")
+    return "" if sampled is None else f", {actions(bool(sampled))}"
 
 
 def _speed(now: Values) -> Iterator[str]:
@@ -230,6 +247,7 @@ def _gigabytes(name: str) -> Callable[[float], str]:
 
 _CURVES = {
     "rollout/return_mean": "return",
+    "rollout/progress_mean": "progress",
     "sft/loss": "loss",
     "sft/val_loss": "held out",
     "sft/token_accuracy": "tokens right",

@@ -17,7 +17,7 @@ from embodied.schema.keys.sections.env import EnvEvalConfig
 from embodied.schema.rules.protocols import protocol_values
 from embodied.types import EnvSpec
 
-HEAD = ["key", "of the checkpoint", "protocol_values", "effect"]
+HEAD = ["key", "of the checkpoint", "asked", "effect"]
 MODEL, EVAL = "actor.model.", "env.eval."
 SHAPES = (
     "size", "image_size", "num_images_in_input", "use_proprio", "proprio_dim", "action_dim", "num_action_chunks",
@@ -37,14 +37,14 @@ class Row:
 
     key: str
     brought: Any
-    protocol_values: Any
+    asked: Any
     effect: str
     fatal: bool = False  # the weights are of no use so
 
     @property
     def cells(self) -> list[str]:
         """The row of the table."""
-        return [self.key, _short(self.brought), _short(self.protocol_values), ("ERROR: " if self.fatal else "") + self.effect]
+        return [self.key, _short(self.brought), _short(self.asked), ("ERROR: " if self.fatal else "") + self.effect]
 
 
 def check(composed: Composed, sides: Mapping[str, ConfiguredEnv]) -> None:

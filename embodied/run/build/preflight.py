@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from embodied import schema
-from embodied.errors import CheckpointError, ConfigError
+from embodied.errors import CheckpointError, ConfigError, broken, refuse
 from embodied.lib.files import checkpoint_near
 from embodied.observe.trackers.services import check_installed
 from embodied.parallel.group import Group
@@ -26,8 +26,8 @@ from embodied.schema.compose.compose import Composed
 class Rules:
     """Checks a configuration rule by rule, in order; each rule raises :class:`EmbodiedError` if it is broken.
 
-    Call a rule before taking the next: which rules follow depends on the sides that could be made. The first that
-    raises ends a run (:func:`check`); who goes on (the doctor) gets all that can still be asked.
+    Call a rule before taking the next: which rules follow depends on the sides that could be made. After one that has
+    raised come all that can still be asked (:func:`embodied.errors.broken`).
 
     Args:
         machine: ask the envs whether this machine can run them, which takes seconds.
@@ -81,7 +81,13 @@ class Rules:
             yield partial(self._read_demonstrations, train)
         if train and evaluation:
             yield lambda: allow(shares.open_files(config, Sides(train, evaluation), processes))
-        if self._machine and processes.local_rank == 0:  # once a machine, because all of its ranks share what it offers
+        if self._machine:
+            yield from self.of_machine()
+
+    def of_machine(self) -> Iterator[Callable[[], object]]:
+        """Asks the envs of the sides whether this machine can run them: in one of its processes, as all share what it
+        offers."""
+        if self.processes.local_rank == 0:
             for env in {side.identity: side.env for side in self.sides.values()}.values():
                 yield env.preflight
 
@@ -102,10 +108,14 @@ class Rules:
 
 
 def check(composed: Composed, processes: Group) -> Checked:
-    """Checks everything that needs no torch, simulator or worker. Raises :class:`EmbodiedError`."""
-    rules = Rules(composed, processes)
-    for rule in rules:
-        rule()
+    """Checks everything that needs no torch, simulator or worker; the machine last, as its answers take seconds.
+
+    Raises:
+        EmbodiedError: the first rule that is broken, with the others.
+    """
+    rules = Rules(composed, processes, machine=False)
+    refuse(broken(rules))
+    refuse(broken(rules.of_machine()))
     return rules.checked
 
 

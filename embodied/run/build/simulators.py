@@ -20,7 +20,7 @@ from embodied.run.build.given import ConfiguredEnv, Sides
 from embodied.run.build.policy import Model, record_fields, reproducible_arithmetic
 from embodied.run.build.pools import forks, pool_config
 from embodied.run.build.shares import folder_of_rank, render_gpus_of, slots_of
-from embodied.run.folder.reporter import Reporter, counting_successes
+from embodied.run.folder.reporter import Reporter
 from embodied.runtime.engine.engine import Engine
 from embodied.runtime.engine.port import EnginePort
 from embodied.runtime.policy.decoder import Decoder
@@ -75,7 +75,7 @@ class Workers:
         """
         self.wake(reporter.console)
         with reporter.episodes(name, len(plan)) as bar:
-            count = counting_successes(bar)
+            count = reporter.counting(bar, job)
 
             def ended(result: EpisodeResult) -> None:
                 count(result)

@@ -10,6 +10,7 @@ from typing import Any
 
 from embodied import schema
 from embodied.learn.checkpoint.metadata import read_meta
+from embodied.observe.reach import actions
 from embodied.run.build.given import ConfiguredEnv
 from embodied.run.build.policy import sampling
 from embodied.schema import EnvEvalConfig
@@ -41,7 +42,12 @@ class Conditions:
         """Lines that describe the conditions above the success table."""
         episodes = "1 episode" if self.episodes_per_task == 1 else f"{self.episodes_per_task} episodes"
         episodes += f" × {self.group_size}" if self.group_size > 1 else ""
-        return [f"{episodes} of each task, {self.starts}", f"each episode {self.limit}"]
+        return [f"{episodes} of each task, {self.starts}, {self.drawn}".rstrip(", "), f"each episode {self._cut}"]
+
+    @property
+    def drawn(self) -> str:
+        """``sampled`` or ``greedy``; empty for answers that were drawn elsewhere."""
+        return actions(bool(self.sampling["do_sample"])) if "do_sample" in self.sampling else ""
 
     @property
     def starts(self) -> str:
@@ -65,15 +71,21 @@ class Conditions:
 
     @property
     def limit(self) -> str:
-        """The step limit of an episode in words, compared with the env's own limit."""
+        """The step limit of an episode in words, compared with the env's own limit, and what that means for success:
+        said once, before the evaluations."""
+        if self.max_steps == self.env_max_steps:
+            return self._cut
+        unless = "" if self.max_steps < self.env_max_steps else " unless the env itself ends its episodes there"
+        return f"{self._cut}, so success is not the benchmark's{unless}"
+
+    @property
+    def _cut(self) -> str:
         after = ", also after success" if self.ignore_terminations else ""
         if self.max_steps == self.env_max_steps:
             return f"at most {self.max_steps} control steps, the env's own limit{after}"
         if self.max_steps < self.env_max_steps:
-            text = f"cut at {self.max_steps} of {self.env_max_steps} control steps"
-            return f"{text}{after}, so success is not the benchmark's"
-        text = f"at most {self.max_steps} control steps where the env's own limit is {self.env_max_steps}"
-        return f"{text}{after}, so success is not the benchmark's unless the env itself ends its episodes there"
+            return f"cut at {self.max_steps} of {self.env_max_steps} control steps{after}"
+        return f"at most {self.max_steps} control steps where the env's own limit is {self.env_max_steps}{after}"
 
 
 def conditions(

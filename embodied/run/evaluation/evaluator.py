@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import asdict, replace
 from itertools import chain
@@ -15,13 +15,14 @@ from embodied.evaluation import pass_at_k, robustness
 from embodied.instructions import FAILURES
 from embodied.lib.whole import write_whole
 from embodied.observe.metrics import of_evaluation
+from embodied.observe.terminal.console import COMMAND
 from embodied.random import Stream
 from embodied.run.build.given import ConfiguredEnv
 from embodied.run.build.policy import sampling
 from embodied.run.build.results import add_up, failed_verdicts, in_order, of_problems
 from embodied.run.build.simulators import Simulators, Workers
 from embodied.run.build.texts import Details, Generations, generations_table, write
-from embodied.run.evaluation import protocol, successes
+from embodied.run.evaluation import protocol, replay, successes
 from embodied.run.evaluation.answers import FileAnswers
 from embodied.run.evaluation.conditions import Conditions, checkpoint_of, conditions, env_of
 from embodied.run.evaluation.resume_evaluation import Unfinished, identity_of_config, of_plan
@@ -240,12 +241,10 @@ class EvaluationRunner:
             head = [str(self._answers.counts)] if self._answers else [*under.head, held_to.head, *seen_line(seen)]
             console.table("\n".join([f"evaluation of {under.weights}", *head]), successes.cells(rows, kind.has_steps))
             if failed:
-                shown = min(len(failed), successes.SHOWN_FAILURES)
-                title = f"failures, by how far they got: {len(failed)}" + (
-                    f" (the first {shown})" * (shown < len(failed))
-                )
-                console.table(title, successes.failure_cells(failed))
-            for text in filter(None, [protocol.warning(held_to), successes.not_run_note(lost)]):
+                self._show_failures(iteration, failed)
+            if text := protocol.warning(held_to):
+                self._reporter.warn(text)
+            if text := successes.not_run_note(lost):
                 console.say(text)
             if repeated:
                 console.table("several episodes of each start", pass_at_k.cells(repeated))
@@ -274,6 +273,17 @@ class EvaluationRunner:
         """Whether training has seen the starts."""
         trained = of_run(self._config, self._simulators.sides.train, iteration)
         return seen_starts(planned(self._config, self._side), self._side, trained)
+
+    def _show_failures(self, iteration: int, failed: Sequence[Mapping[str, Any]]) -> None:
+        """Prints the failures that got farthest, and how to see those that were not recorded."""
+        shown, console = successes.shown_failures(failed), self._reporter.console
+        few = f" (the first {len(shown)})" if len(shown) < len(failed) else ""
+        recorded = ", recorded ones first" if any(one["video"] for one in shown) else ""
+        console.table(f"failures, by how far they got{recorded}: {len(failed)}{few}", successes.failure_cells(shown))
+        if commands := replay.commands(self._composed, self._folder, iteration, shown):
+            console.say(
+                "\n".join(["to see one that was not recorded:", *(f"{COMMAND}{command}" for command in commands)])
+            )
 
     def _conditions(self, iteration: int) -> Conditions:
         under = conditions(self._config, self._side, self._simulators.model.policy.spec, self._folder, iteration)

@@ -121,7 +121,9 @@ def metrics(
     total = rows[-1]
     solved = [result.solved_at for result in results if result.solved_at]
     lengths = {"eval/episode_length_mean": total.steps_mean}
-    lengths |= {"eval/time_to_success_mean": mean(solved)} if solved else {}
+    lengths |= {"eval/progress_mean": mean(result.progress for result in results)}
+    if solved:
+        lengths |= {"eval/time_to_success_mean": mean(solved), "eval/time_to_success_min": min(solved)}
     return {
         "eval/success_rate": total.success_rate,
         "eval/success_low": total.low,
@@ -177,8 +179,13 @@ def _steps(value: float | None) -> str:
     return "-" if value is None else f"{value:.0f}"
 
 
-def failure_cells(failed: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Formats the console's table of the failures with the most progress."""
+def shown_failures(failed: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Selects the failures that the console shows: those with a video first, each by how far they got."""
+    return sorted(failed, key=lambda failure: not failure["video"])[:SHOWN_FAILURES]
+
+
+def failure_cells(shown: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Formats the console's table of failures."""
     head = ["task", "initial state", "seed", "progress", "steps", "video"]
     return [
         head,
@@ -187,6 +194,6 @@ def failure_cells(failed: Sequence[Mapping[str, Any]]) -> list[list[str]]:
                 *(str(one["start"][key]) for key in ("task_id", "init_state_id", "seed")),
                 f"{one['progress']:.2f}", str(one["steps"]), one["video"] or "",
             ]
-            for one in failed[:SHOWN_FAILURES]
+            for one in shown
         ),
     ]  # fmt: skip

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
-from time import monotonic, perf_counter, process_time
+from statistics import fmean
+from time import perf_counter, process_time
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +17,7 @@ import torch
 from embodied.learn.step.threads import training_threads
 from embodied.learn.watch import Passed, Watch
 from embodied.observe.metrics import Metric
+from embodied.observe.reach import Reach, actions
 from embodied.observe.terminal.console import Console
 from embodied.observe.terminal.progress import Phase
 from embodied.observe.terminal.screen import Look
@@ -23,16 +26,31 @@ from embodied.observe.trackers.services import About
 from embodied.observe.trackers.trackers import Trackers, make_trackers
 from embodied.parallel.group import Group
 from embodied.protocols import Cell
+from embodied.run.folder.pace import Pace, starved
 from embodied.run.folder.profiling import marks, profiled
+from embodied.runtime.rollout.rollout import Job
 from embodied.runtime.signals import StopSignal
 from embodied.schema import RunnerConfig
 from embodied.types import EpisodeResult
 
-STARVED = 3.0  # wall time over CPU time of an update from which on the reporter says that others take the cores
 TRACKERS_S = 60.0  # time limit for trackers' services at the end of a run
 INTERRUPTED_S = 20.0  # the same after Ctrl-C: who pressed it is told, and may press it again
 STOPPED_S = 5.0  # the same after SIGTERM, if so much time is granted: what sent it will soon end the run
-SHORT_S = 5.0  # shorter updates are never called starved
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What is known of a run's episodes before it begins.
+
+    Args:
+        max_steps: control steps at which training episodes are cut off.
+        eval_steps: most control steps of an evaluation.
+    """
+
+    max_steps: float = inf
+    sampled: bool = True  # training draws its actions
+    eval_sampled: bool = False
+    eval_steps: int = 0
 
 
 class Reporter:
@@ -46,14 +64,16 @@ class Reporter:
     """
 
     def __init__(
-        self, console: Console, processes: Group, runner: RunnerConfig, reports: WritesReports | None = None
-    ) -> None:
+        self, console: Console, processes: Group, runner: RunnerConfig, reports: WritesReports | None = None,
+        expected: Expected | None = None,
+    ) -> None:  # fmt: skip
         self.console, self.processes = console, processes
         self.sections = Sections(marks(runner.profiler, console.say))
         self._runner = runner
         self._trackers: Trackers | None = None
-        self._pace = Pace(0, runner.max_epochs)
-        self._reports = reports or NoReports()
+        self._reports, self._expected = reports or NoReports(), expected or Expected()
+        self._reach, self._said = Reach(self._expected.max_steps), set[str]()
+        self._pace = self._new_pace(0)
 
     @contextmanager
     def running(
@@ -69,13 +89,18 @@ class Reporter:
         self.begin(iteration)
         folder, rank = Path(self._runner.logger.log_path), self.processes.rank
         profile = profiled(self._runner.profiler, folder, rank, self.console.say)
-        with self.console.panel(str(self._runner.experiment_name), look, earlier), profile as ended:
+        shown = [self._shown(row) for row in earlier]
+        with self.console.panel(str(self._runner.experiment_name), look, shown), profile as ended:
             yield ended
 
     def begin(self, iteration: int) -> None:
         """Restarts times and estimates, after ``iteration`` iterations."""
         self.sections.reset()
-        self._pace = Pace(iteration, self._runner.max_epochs)
+        self._pace = self._new_pace(iteration)
+
+    def _new_pace(self, iteration: int) -> Pace:
+        runner = self._runner
+        return Pace(iteration, runner.max_epochs, runner.val_check_interval, self._expected.eval_steps)
 
     def title(self, iteration: int) -> str:
         """Formats the number of the iteration in progress: ``iteration 3/100`` where ``iteration`` were done."""
@@ -122,7 +147,17 @@ class Reporter:
                 yield
             alone = device.type == "cpu" and self.processes.size == 1  # else it waits for a device or for ranks
             if alone and (text := starved(perf_counter() - wall, process_time() - cpu)):
-                self.console.say(text)
+                self.warn(text, "starved")
+
+    def warn(self, text: str, what: str = "") -> None:
+        """Says a warning, once in a run.
+
+        Args:
+            what: it is about, if its text has numbers that change.
+        """
+        if (what or text) not in self._said:
+            self._said.add(what or text)
+            self.console.say(text)
 
     def open_trackers(
         self, last_step: int | None, ids: Mapping[str, str], config: Mapping[str, Any], backends: Sequence[str] = (),
@@ -156,10 +191,37 @@ class Reporter:
         """Logs the metrics of an iteration to the trackers and the console, on rank 0."""
         if self._trackers is not None:
             self._trackers.log(iteration, metrics)
-            place = {"iteration": iteration, "iterations": self._runner.max_epochs}
-            self.console.iteration({**metrics, **place, "left_s": self._pace.left_s(iteration)})
-            if any(name.startswith("eval/") for name in metrics):
+            evaluated = any(name.startswith("eval/") for name in metrics)
+            if evaluated:
+                self._pace.evaluated(self.sections.seconds("time/eval"))
+            left_s = self._pace.left_s(iteration, metrics.get("rollout/env_steps_per_s", 0.0))
+            place = {"iteration": iteration, "iterations": self._runner.max_epochs, "left_s": left_s}
+            self.console.iteration({**self._shown(metrics), **place})
+            if self._reach.out:
+                self.warn(self._reach.why, "reach")
+            if evaluated:
                 self._reports.refresh()
+
+    def _shown(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Returns what the console is to show of an iteration, and how actions were drawn."""
+        self._reach.take(metrics)
+        drawn = {"rollout": self._expected.sampled, "eval": self._expected.eval_sampled}
+        return {**self._reach.shown(metrics), **{f"{side}/sampled": float(sampled) for side, sampled in drawn.items()}}
+
+    def counting(self, bar: Phase, job: Job) -> Callable[[EpisodeResult], None]:
+        """Advances ``bar`` by each episode that ends, and shows how many of them succeeded; as long as none can, their
+        mean return."""
+        done: list[EpisodeResult] = []
+        drawn, can_succeed = actions(job.sampling.do_sample), not replace(self._reach, limit=job.max_steps).out
+
+        def advance(result: EpisodeResult) -> None:
+            done.append(result)
+            facts: dict[str, str | float] = {"return": fmean(one.episode_return for one in done)}
+            if can_succeed or any(one.success for one in done):
+                facts = {"success": f"{sum(one.success for one in done)}/{len(done)} {drawn}"}
+            bar.advance(1, **facts)
+
+        return advance
 
     def track(self, step: int, metrics: Mapping[str, float]) -> None:
         """Logs metrics to the trackers alone."""
@@ -238,43 +300,3 @@ class NoReports:
 
     def close(self) -> None:
         pass
-
-
-def counting_successes(bar: Phase) -> Callable[[EpisodeResult], None]:
-    """Makes the callback that advances ``bar`` by each episode that ends, and shows how many of them succeeded."""
-    done: list[bool] = []
-
-    def advance(result: EpisodeResult) -> None:
-        done.append(result.success)
-        bar.advance(1, success=f"{sum(done)}/{len(done)}")
-
-    return advance
-
-
-def starved(wall_s: float, cpu_s: float) -> str:
-    """Returns a line about an update on a CPU that took ``wall_s`` seconds and too little CPU time, ``cpu_s``; empty
-    if it got enough."""
-    if wall_s < SHORT_S or wall_s <= STARVED * cpu_s:
-        return ""
-    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
-    return (
-        f"  the update took {wall_s:.0f} s, and this process got {cpu_s:.0f} s of CPU time in them: other processes "
-        f"take the cores (load {load:.1f} on {cores}), or it waits for a disk"
-    )
-
-
-class Pace:
-    """Estimates how long the rest of a run takes, from its speed since this process started.
-
-    Args:
-        iteration: iterations that were done before this process went on.
-        last: iterations of the whole run.
-    """
-
-    def __init__(self, iteration: int, last: int) -> None:
-        self._first, self._last, self._began = iteration, last, monotonic()
-
-    def left_s(self, iteration: int) -> float:
-        """Returns the seconds until the last iteration is done, when ``iteration`` have been; 0 if nobody knows."""
-        made = iteration - self._first
-        return (monotonic() - self._began) / made * (self._last - iteration) if made else 0.0

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -35,8 +35,12 @@ def explained(device: torch.device, config: schema.Config, processes: Group, pha
         ) from error
 
 
-def remedies(config: schema.Config, processes: Group, phase: Phase) -> list[str]:
-    """Returns the settings that lower memory, the cheapest first, with present values."""
+def remedies(config: schema.Config, processes: Group, phase: Phase, on_gpu: bool = True) -> list[str]:
+    """Returns the settings that lower memory, the cheapest first, with present values.
+
+    Args:
+        on_gpu: it is a GPU's that is too small.
+    """
     actor, model = config.actor, {**(config.actor.model.model_extra or {})}
     found = []
     if phase == "update" and actor.micro_batch_size > 1:
@@ -58,9 +62,23 @@ def remedies(config: schema.Config, processes: Group, phase: Phase) -> list[str]
     size, learners = schema.context_parallel_size(config), processes.of("train").size
     if phase == "update" and "max_prompt_tokens" in model and learners % (2 * size) == 0:
         found.append(f"set actor.model.context_parallel_size={2 * size} (now {size}: processes that compute each text)")
-    if phase == "update":
+    fewer_bits = _fewer_bits(config, model) if on_gpu and processes.size == 1 else []
+    if phase == "update" and not fewer_bits:  # a card that is too small is one card
         found += _sharing(actor.fsdp_config, learners)
+    found += fewer_bits
     return found or ["use a smaller model, or a device with more memory"]
+
+
+def _fewer_bits(config: schema.Config, model: Mapping[str, Any]) -> list[str]:
+    """Offers frozen weights of fewer bits to a policy that can have them and does not."""
+    compiled = model.get("torch_compile") or config.rollout.use_torch_compile
+    if model.get("quantization_bit", 4) is not None or not model.get("is_lora") or compiled:
+        return []
+    whole = "" if "max_prompt_tokens" in model else "; experiment=libero_12gb is a whole configuration with it"
+    return [
+        "set actor.model.quantization_bit=4 (now null: the frozen layers of the language model in 4 bits, "
+        f"pip install 'embodied-rl[quantize]'{whole})"
+    ]
 
 
 def _sharing(fsdp: schema.FsdpConfig, processes: int) -> list[str]:

@@ -137,7 +137,7 @@ def _hold(
     here = processes.local_size * (policy + needed(at_least(taken.pools, config, processes)))
     for where, need, have in (("the GPU", taken.on_device, gpu), ("the machine", here, machine)):
         if have is not None and need > have:
-            fixes = remedies(config, processes, phase)
+            fixes = remedies(config, processes, phase, on_gpu=where == "the GPU")
             if where == "the machine" and (room := have // processes.local_size - policy) > 0:
                 fixes = remedies_within(room, config, processes, taken.pools)
             raise DeviceMemoryError(

@@ -21,7 +21,7 @@ from embodied.run.build.simulators import Workers
 from embodied.run.training.dynamic_sampling import Collected
 from embodied.runtime.memory import proportional_memory
 from embodied.runtime.rollout.rollout import RolloutStats
-from embodied.types import PolicySpec
+from embodied.types import EpisodeResult, PolicySpec, TextAction
 
 ROLLOUT_TIMES = ("time/rollout", "rollout/policy", "rollout/wait", "rollout/ranks")
 RL_TIMES = ("time/rollout", "time/train", "time/eval", "time/save")
@@ -69,6 +69,7 @@ def of_rollout(
         "rollout/success_high": high,
         "rollout/return_mean": float(returns.mean()),
         "rollout/return_std": float(returns.std()),
+        **_progress(results, env),
         "rollout/episode_length_mean": float(np.mean([result.num_steps for result in results])),
         "rollout/episodes": len(results),
         "rollout/records": len(batch),
@@ -106,6 +107,13 @@ def _of_memory(shares: Sequence[Mapping[str, int]]) -> dict[str, float]:
     """Returns the memory of all processes, and its parts, of which it is the sum."""
     parts = {name: sum(share[name] for share in shares) / 1e9 for name in shares[0]}
     return {"memory/pss_gb": sum(parts.values()), **{f"memory/pss_{name}_gb": size for name, size in parts.items()}}
+
+
+def _progress(results: Sequence[EpisodeResult], env: Env) -> dict[str, float]:
+    """Returns how far robots got; nothing of texts, whose reward is a verdict."""
+    if isinstance(env.spec.action, TextAction):
+        return {}
+    return {"rollout/progress_mean": float(np.mean([result.progress for result in results]))}
 
 
 def _usage(categories: Mapping[str, int], used: Sequence[Mapping[str, np.ndarray]]) -> dict[str, float]:

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from embodied.errors import ConfigError, UnknownNameError, unknown_name
+from embodied.errors import ConfigError, UnknownNameError, broken, refuse, unknown_name
 from embodied.schema.keys.base import Precision
 from embodied.schema.keys.config import Config
 from embodied.schema.keys.sections.actor import ModelConfig
@@ -51,9 +51,8 @@ def only_evaluates(config: Config) -> bool:
 
 
 def check(config: Config) -> None:
-    """Refuses combinations that cannot work. Raises :class:`ConfigError` with the numbers."""
-    for rule in rules(config):
-        rule()
+    """Refuses combinations that cannot work, all at once. Raises :class:`ConfigError` with the numbers."""
+    refuse(broken(rules(config)))
 
 
 def rules(config: Config) -> Iterator[Callable[[], None]]:

@@ -238,6 +238,16 @@ def test_misfits_are_refused_with_the_fix(make, env, changes, keys, fix) -> None
         make(**keys).bind(replace(env, **changes))
 
 
+def test_all_misfits_are_said_at_once(make, env) -> None:
+    changes = {"action": MISFITS[0][0]["action"], "obs": MISFITS[1][0]["obs"]}
+    with pytest.raises(SpecMismatchError) as caught:
+        make(num_images_in_input=2, use_proprio=True).bind(replace(env, **changes))
+    fixes = [one.remedy for one in (caught.value, *caught.value.others)]
+    assert [fix.partition(",")[0] for fix in fixes] == [
+        "set actor.model.num_images_in_input=1", "set actor.model.use_proprio=false", "set actor.model.action_dim=6",
+    ]  # fmt: skip
+
+
 def test_an_instruction_that_is_too_long_says_how_long(make, env) -> None:
     """128 tokens are allowed unless a key says otherwise."""
     long = "put the cube on the stove and " * 30

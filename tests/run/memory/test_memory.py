@@ -23,7 +23,7 @@ from embodied.run.memory import counting, prompts, remedies, say
 from embodied.run.memory.footprint import Passes, Weights, footprint
 from embodied.run.memory.weights import kinds_of
 from embodied.runtime.slab import available_memory
-from embodied.schema.compose.compose import compose
+from embodied.schema.compose.compose import compose, compose_unchecked
 
 HERE = Path(__file__).parents[2]
 CONFIG = str(HERE / "config")
@@ -354,6 +354,25 @@ def test_long_texts_are_split_over_processes_that_there_are(tmp_path, processes,
     found = remedies.remedies(check(many, group).config, group, "update")
     told = [fix.partition(":")[0].replace("actor.model.context_parallel_size", "…") for fix in found]
     assert [fix for fix in told if "…" in fix] == said
+
+
+@pytest.mark.parametrize(
+    ("keys", "on_gpu", "processes", "bits", "torchrun"),
+    [
+        ((), True, 1, True, False),
+        (("actor.model.quantization_bit=4",), True, 1, False, True),
+        (("actor.model.is_lora=false",), True, 1, False, True),
+        (("rollout.use_torch_compile=true",), True, 1, False, True),
+        ((), False, 1, False, True),
+        ((), True, 2, False, False),
+    ],
+)
+def test_one_small_gpu_is_offered_fewer_bits_and_no_second_process(keys, on_gpu, processes, bits, torchrun):
+    asked = ("env=libero_spatial", "experiment=libero_24gb", "runner.dry_run=true", *keys)
+    config = compose_unchecked(asked, "train").config
+    found = remedies.remedies(config, Group(0, processes, 0, processes), "update", on_gpu)
+    assert any("quantization_bit=4 (now null" in one and "experiment=libero_12gb" in one for one in found) == bits
+    assert any("torchrun" in one for one in found) == torchrun
 
 
 def test_rows_of_other_commands_stay(tmp_path, monkeypatch):
