@@ -13,10 +13,10 @@ import numpy as np
 
 from embodied.parallel.group import Group
 from embodied.run.build.given import ConfiguredEnv
-from embodied.run.build.pools import pool_config
 from embodied.run.build.preflight import check
 from embodied.run.build.shares import pools_of
-from embodied.run.build.worker_memory import memories_of
+from embodied.run.build.workers.pools import pool_config
+from embodied.run.build.workers.worker_memory import memories_of
 from embodied.runtime.channel import Command, Completion, Kind
 from embodied.runtime.pool.fork_server import ForkServer
 from embodied.runtime.pool.pool import Pool, PoolConfig

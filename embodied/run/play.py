@@ -25,9 +25,9 @@ from embodied.observe.video.video import Video
 from embodied.parallel.group import Group
 from embodied.run.build.given import Checked, ConfiguredEnv
 from embodied.run.build.policy import sampling
-from embodied.run.build.pools import pool_config, reward_of
 from embodied.run.build.simulators import Simulators
 from embodied.run.build.texts import Generations
+from embodied.run.build.workers.pools import pool_config, reward_of
 from embodied.run.evaluation.evaluator import job_of, planned
 from embodied.run.evaluation.random_actions import RandomActions
 from embodied.run.evaluation.successes import split_run

@@ -27,9 +27,9 @@ from embodied.parallel.group import Group
 from embodied.protocols import Batched
 from embodied.run.arguments import parse_argv
 from embodied.run.build.given import ConfiguredEnv, Sides
-from embodied.run.build.pools import pool_config
 from embodied.run.build.preflight import check
-from embodied.run.build.worker_memory import UNKNOWN, WorkerMemory
+from embodied.run.build.workers.pools import pool_config
+from embodied.run.build.workers.worker_memory import UNKNOWN, WorkerMemory
 from embodied.runtime.channel import Command, Completion, Kind
 from embodied.runtime.memory import free_memory, proportional_memory
 from embodied.runtime.pool.pool import Pool

@@ -25,8 +25,8 @@ from embodied.parallel.group import Group
 from embodied.protocols import Expert, MistakenExpert
 from embodied.run import command
 from embodied.run.build.given import ConfiguredEnv
-from embodied.run.build.pools import forks, pool_config
 from embodied.run.build.shares import render_gpus_of, requested_workers
+from embodied.run.build.workers.pools import forks, pool_config
 from embodied.run.folder.folder import RunFolder
 from embodied.runtime.plan import states_of_training, train_plan
 from embodied.runtime.pool.fork_server import ForkServer

@@ -17,7 +17,7 @@ from embodied.run.build import brought, engine_process, perturbations, shares
 from embodied.run.build.demonstrations import Demonstrated
 from embodied.run.build.given import Checked, ConfiguredEnv, Sides
 from embodied.run.build.sides import make_side
-from embodied.run.build.worker_memory import with_workers
+from embodied.run.build.workers.worker_memory import with_workers
 from embodied.run.folder.folder import check_writable
 from embodied.runtime.pool.file_limit import allow
 from embodied.schema.compose.compose import Composed

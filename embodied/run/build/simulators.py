@@ -18,8 +18,8 @@ from embodied.protocols import Decodes, Policy
 from embodied.run.build.engine import MAX_LANES, max_gap
 from embodied.run.build.given import ConfiguredEnv, Sides
 from embodied.run.build.policy import Model, record_fields, reproducible_arithmetic
-from embodied.run.build.pools import forks, pool_config
 from embodied.run.build.shares import folder_of_rank, render_gpus_of, slots_of
+from embodied.run.build.workers.pools import forks, pool_config
 from embodied.run.folder.reporter import Reporter
 from embodied.runtime.engine.engine import Engine
 from embodied.runtime.engine.port import EnginePort

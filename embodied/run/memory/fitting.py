@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from embodied import schema
 from embodied.parallel.group import Group
-from embodied.run.build.worker_memory import WorkerMemory
+from embodied.run.build.workers.worker_memory import WorkerMemory
 
 Pools = Sequence[WorkerMemory]
 MANY = 4096  # env slots beyond which none are counted

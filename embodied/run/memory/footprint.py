@@ -16,7 +16,7 @@ from typing import Any
 from embodied import schema
 from embodied.parallel.group import Group
 from embodied.run.build.given import Sides
-from embodied.run.build.worker_memory import UNKNOWN, WorkerMemory, memories_of
+from embodied.run.build.workers.worker_memory import UNKNOWN, WorkerMemory, memories_of
 from embodied.run.memory.reward_memory import BYTES, RewardMemory, of_reward_model
 from embodied.weights.header import read_header
 from embodied.weights.listing import counted_files

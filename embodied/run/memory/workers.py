@@ -10,7 +10,7 @@ from embodied.errors import DeviceMemoryError
 from embodied.parallel.group import Group
 from embodied.run.build.given import Sides
 from embodied.run.build.shares import render_gpus_of
-from embodied.run.build.worker_memory import UNKNOWN, WorkerMemory, memories_of, workers_that_fit
+from embodied.run.build.workers.worker_memory import UNKNOWN, WorkerMemory, memories_of, workers_that_fit
 from embodied.run.memory.fitting import MANY, Pools, most_slots, needed, remedies
 from embodied.run.memory.footprint import readable
 from embodied.runtime.memory import address_limit, free_memory

@@ -19,8 +19,8 @@ from embodied.lib.host_memory import ForkMemory, SimulatorMemory
 from embodied.parallel.group import Group
 from embodied.protocols import SaysMemory
 from embodied.run.build.given import ConfiguredEnv, Sides
-from embodied.run.build.pools import forks
 from embodied.run.build.shares import pools_of
+from embodied.run.build.workers.pools import forks
 from embodied.runtime.memory import free_memory
 
 PLAIN_WORKER = 20 * 2**20  # bytes of a worker without a simulator (benchmarks/results/start.json: 17 MB)

@@ -1,0 +1,1 @@
+"""Settings of pools of env workers, and what their workers take of host memory."""
