@@ -1,1 +1,0 @@
-"""Settings of pools of env workers, and what their workers take of host memory."""
