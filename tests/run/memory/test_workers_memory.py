@@ -15,8 +15,8 @@ from embodied import train
 from embodied.errors import DeviceMemoryError
 from embodied.lib.host_memory import ForkMemory, SimulatorMemory
 from embodied.parallel.group import Group
-from embodied.run.build.workers import worker_memory
 from embodied.run.build.preflight import check
+from embodied.run.build.workers import worker_memory
 from embodied.run.build.workers.worker_memory import UNKNOWN, WorkerMemory, memories_of, workers_that_fit
 from embodied.run.memory import fitting, say, workers
 from embodied.runtime import memory, slab
