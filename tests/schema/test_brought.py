@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import yaml
 from brought_folders import CONFIG, export, rewrite, run
-from embodied.schema.compose.arguments import parse_argv
 
 from embodied.errors import CheckpointError, ConfigError, DamagedCheckpointError
 from embodied.lib.trusted import check_trusted_env
 from embodied.lib.weights_folder import find
 from embodied.parallel.group import Group
+from embodied.run.arguments import parse_argv
 from embodied.run.build import brought
 from embodied.run.build.preflight import Rules, check
 from embodied.schema.compose.brought import sections
