@@ -13,8 +13,7 @@ from embodied.types import ArraySpec, Decision, Elements, EnvSpec, Evaluation, N
 
 
 class TemplatePolicy(nn.Module):
-    """Template of a new policy, to be copied. Keyword arguments are keys under ``actor.model``; ``value_head…`` would
-    use ``value_lr``. Deep: see Shardable."""
+    """Template to copy. Keywords are keys under ``actor.model``; ``value_head…`` uses ``value_lr``. Deep: Shardable."""
 
     def __init__(self, action_dim: int = 7, num_action_chunks: int = 8, bins: int = 11) -> None:
         super().__init__()

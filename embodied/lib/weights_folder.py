@@ -74,7 +74,12 @@ def split(overrides: Sequence[str]) -> tuple[list[str], Named]:
 def as_override(word: str) -> str:
     """Rewrites a folder among the words of a command line as ``checkpoint=FOLDER``; returns other words as they are.
     A word with ``=`` is a folder only if there is a checkpoint."""
-    if word.startswith(("~", "+", f"{KEY}=")) or not (path := Path(word).expanduser()).exists():
+    path = Path(word).expanduser()
+    try:
+        there = path.exists()
+    except OSError:  # longer than a name may be: an override that holds a configuration
+        return word
+    if word.startswith(("~", "+", f"{KEY}=")) or not there:
         return word
     return word if "=" in word and find_in(path) is None else f"{KEY}={word}"
 

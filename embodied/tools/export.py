@@ -113,7 +113,7 @@ def verify_last(argv: Sequence[str]) -> list[str]:
 
 
 def _carry_out(given: argparse.Namespace, console: Console) -> int:
-    checkpoint, out = _checkpoint(given.checkpoint), Path(given.out)
+    out = Path(given.out)
     if given.dtype not in EXPORT_DTYPES:
         raise unknown_name("dtype", given.dtype, EXPORT_DTYPES, "--dtype")
     if given.quantize not in (None, *QUANTIZATIONS):
@@ -126,6 +126,7 @@ def _carry_out(given: argparse.Namespace, console: Console) -> int:
 
         evaluation = verify_request(given.verify, given.config_dir)
     with evaluation as wanted:
+        checkpoint = _checkpoint(given.checkpoint)
         lines = run(
             checkpoint, given.format, out, given.dtype, given.device, given.observations, options, console,
             given.evaluation,

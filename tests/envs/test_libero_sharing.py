@@ -208,7 +208,7 @@ def test_slots_of_other_pictures_have_simulators_of_their_own(slots):
 def test_the_worker_says_whether_its_slots_share_simulators(slots, monkeypatch):
     (env,) = slots(1)
     assert env.prepare().shares_simulators
-    monkeypatch.setattr("embodied.envs.libero.env.function", lambda name: None)
+    monkeypatch.setattr(sharing, "function", lambda name: None)
     assert not env.prepare().shares_simulators
 
 

@@ -68,8 +68,8 @@ MUTANTS = [
     Mutant(
         "noise-of-the-first-chunk",
         "embodied/runtime/policy/policy_port.py",
-        "one.episode_id, one.t, self._noise",
-        "one.episode_id, 0, self._noise",
+        "one.episode_id, one.t, declared",
+        "one.episode_id, 0, declared",
         ("tests/runtime/test_rollout.py::test_actions_executed_are_the_tokens_drawn_from_the_keyed_noise",),
         "all chunks of an episode would be drawn from the same noise",
     ),

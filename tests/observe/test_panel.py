@@ -83,7 +83,7 @@ def test_a_row_is_what_was_measured_and_nothing_else():
 def test_memory_is_shown_with_its_parts():
     panel = Panel("run")
     parts = {"memory/pss_policy_gb": 0.5, "memory/pss_template_gb": 0.3, "memory/pss_slots_gb": 0.7}
-    panel.take(ROW | parts)
+    panel.update(ROW | parts)
     assert dict(panel.rows())["memory"] == "1.5 GB   policy 0.5 GB   template 0.3 GB   slots 0.7 GB"
 
 
@@ -103,11 +103,11 @@ def test_an_evaluation_stays_until_the_next():
 
 def test_what_can_rise_leads_where_success_is_left_out_and_each_success_says_how_actions_were_drawn():
     panel = Panel("run", rows=[{"step": 0, "eval/success_rate": 0.5, "eval/sampled": 0.0}])
-    panel.take(ROW | {"rollout/progress_mean": 0.3, "rollout/sampled": 1.0})
+    panel.update(ROW | {"rollout/progress_mean": 0.3, "rollout/sampled": 1.0})
     assert [label for label, _ in panel.rows()][:4] == ["success", "evaluation", "return", "progress"]
     assert dict(panel.rows())["success"] == "25.0 % (10.0 % to 50.0 %), sampled"
     assert dict(panel.rows())["evaluation"] == "50.0 %, greedy after 0"
-    panel.take({name: value for name, value in ROW.items() if "success" not in name} | {"rollout/progress_mean": 0.3})
+    panel.update({name: value for name, value in ROW.items() if "success" not in name} | {"rollout/progress_mean": 0.3})
     assert [label for label, _ in panel.rows()][:3] == ["return", "progress", "evaluation"]
 
 

@@ -7,6 +7,7 @@ command with an error.
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -79,6 +80,8 @@ STAND_INS = {
 )
 def test_a_command_says_what_it_waits_for(verb, words, place, phase, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path("folder", "meta.json").write_text("{}", encoding="utf-8")
     monkeypatch.setattr(PlainConsole.__init__, "__defaults__", (time.monotonic, SILENT_S))
     for name, stand_in in {**STAND_INS, place: slow}.items():
         monkeypatch.setattr(name, stand_in)

@@ -37,15 +37,16 @@ class Rules:
         self._machine = machine
         self.composed, self.config, self.processes = composed, composed.config, processes
         self.sides: dict[str, ConfiguredEnv] = {}  # those that were made
+        self._keys_known = False  # no class is made whose keys are not
         self.demonstrated = Demonstrated((), ())
 
     def __iter__(self) -> Iterator[Callable[[], object]]:
         config, processes = self.config, self.processes
-        yield partial(schema.check_target_keys, self.composed.resolved)
+        yield self._check_keys
         yield partial(_check_selftest, config.runner)
         yield partial(check_installed, config.runner.logger.logger_backends)
         yield partial(shares.check, config, processes)
-        for name, wanted in (("train", config.env.train), ("eval", config.env.eval)):
+        for name, wanted in (("train", config.env.train), ("eval", config.env.eval)) if self._keys_known else ():
             yield partial(self._make_side, name, wanted)
         yield partial(brought.check, self.composed, self.sides)
         train, evaluation = self.sides.get("train"), self.sides.get("eval")
@@ -95,6 +96,10 @@ class Rules:
     def checked(self) -> Checked:
         """The checked configuration, once all rules have passed."""
         return Checked(self.composed, self.sides["train"], self.sides["eval"], self.processes, self.demonstrated)
+
+    def _check_keys(self) -> None:
+        schema.check_target_keys(self.composed.resolved)
+        self._keys_known = True
 
     def _make_side(self, name: str, wanted: schema.EnvSideConfig) -> None:
         self.sides[name] = make_side(name, wanted)

@@ -28,7 +28,7 @@ from embodied.run.build.given import ConfiguredEnv
 from embodied.runtime.plan import states_of_training, train_plan
 from embodied.schema.keys.paths import leaves
 from embodied.schema.keys.sections.env import EnvTrainConfig
-from embodied.types import EnvSpec, Episode, TextAction
+from embodied.types import EnvSpec, Episode
 
 NOTED = "starts"
 """Key under ``source`` of an exported folder's ``embodied.json``."""
@@ -94,7 +94,7 @@ def seen(plan: Iterable[Episode], side: ConfiguredEnv, trained: Sequence[Trained
     """Returns how many starts of an evaluation's plan were seen in trainings."""
     env = {"_target_": side.config.target, **side.kwargs}
     pairs = list(dict.fromkeys((one.start.task_id, one.start.init_state_id, one.start.seed) for one in plan))
-    by_seed = not isinstance(side.spec.action, TextAction)
+    by_seed = side.kind.has_steps
     found, reasons = 0, list[str]()
     for task, state, _ in pairs:
         count = side.spec.num_init_states[task]

@@ -16,12 +16,13 @@ from embodied.observe.statistics import wilson
 from embodied.observe.timing import Sections
 from embodied.parallel.group import Group
 from embodied.protocols import Env
+from embodied.run.build.action_kind import kind_of
 from embodied.run.build.results import add_up, of_problems
 from embodied.run.build.simulators import Workers
 from embodied.run.training.dynamic_sampling import Collected
 from embodied.runtime.memory import proportional_memory
 from embodied.runtime.rollout.rollout import RolloutStats
-from embodied.types import EpisodeResult, PolicySpec, TextAction
+from embodied.types import EpisodeResult, PolicySpec
 
 ROLLOUT_TIMES = ("time/rollout", "rollout/policy", "rollout/wait", "rollout/ranks")
 RL_TIMES = ("time/rollout", "time/train", "time/eval", "time/save")
@@ -111,7 +112,7 @@ def _of_memory(shares: Sequence[Mapping[str, int]]) -> dict[str, float]:
 
 def _progress(results: Sequence[EpisodeResult], env: Env) -> dict[str, float]:
     """Returns how far robots got; nothing of texts, whose reward is a verdict."""
-    if isinstance(env.spec.action, TextAction):
+    if not kind_of(env.spec).has_steps:
         return {}
     return {"rollout/progress_mean": float(np.mean([result.progress for result in results]))}
 

@@ -31,6 +31,7 @@ from embodied.schema.compose.brought.reading import read
 from embodied.schema.compose.brought.sections import OWN_OF_A_COMMAND, refuse
 from embodied.schema.compose.origins import Origin, Trail
 from embodied.schema.keys.paths import MISSING, SIDES, at, leaves, with_changes, without
+from embodied.schema.keys.sections.task_type import task_of
 from embodied.schema.rules.protocols import HELD_OUT
 
 MODEL = "actor.model"
@@ -87,8 +88,9 @@ class Bringing:
         if not self._trains and "runner.seed" not in self._keys:
             runner["seed"] = sections["runner"]["seed"]
             trail.note({"runner.seed": self._origin()})
-        if sections["runner"]["task_type"] == "math" and "runner.task_type" not in self._keys:
-            runner.setdefault("task_type", "math")
+        task_type = sections["runner"]["task_type"]
+        if task_of(task_type).of_texts and "runner.task_type" not in self._keys:
+            runner.setdefault("task_type", task_type)
             trail.note({"runner.task_type": self._origin()})
 
     def over(self, mapping: dict[str, Any], trail: Trail | None = None) -> dict[str, Any]:
