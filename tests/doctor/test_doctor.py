@@ -383,11 +383,11 @@ def test_a_refused_run_says_where_all_is_told(tmp_path, capsys, command, wrong):
 
 
 def test_all_that_is_wrong_is_said_at_once_by_rules_and_by_checks(tmp_path, capsys):
-    wrong = ["runner.ckpt_path=/none", "algorithm.adv_type=gae", "protocol.held_out_states=99"]
+    wrong = ["runner.ckpt_path=/none", "algorithm.critic_warmup_steps=5", "protocol.held_out_states=99"]
     assert import_module("embodied.train").main([*RUN, f"runner.output_dir={tmp_path}", *wrong]) == 2
     refused = capsys.readouterr().err
     assert refused.count("error: ") == refused.count("  fix: ") == 3
-    assert "adv_type" in refused.split("error: ")[1], "rules come first"
+    assert "critic_warmup_steps" in refused.split("error: ")[1], "rules come first"
     assert "no checkpoint at /none" in refused
     assert "protocol.held_out_states is 99" in refused
     assert [*tmp_path.iterdir()] == []

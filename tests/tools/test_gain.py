@@ -25,8 +25,8 @@ def test_a_run_that_was_evaluated_before_and_after(write, after, verdict, differ
     put(write("worse", below(0)), "run", 5)
     put(write("other", below(after)), "run", 10)
     before, now, change = gain(Path("run"))
-    assert before == ["before", "40/80 = 50.0%", "39.3% to 60.7%"]
-    assert now[:2] == ["after 10 iterations", f"{2 * after}/80 = {after / 40:.1%}"]
+    assert before == ["before, greedy", "40/80 = 50.0%", "39.3% to 60.7%"]
+    assert now[:2] == ["after 10 iterations, greedy", f"{2 * after}/80 = {after / 40:.1%}"]
     assert (change[1], change[3]) == (difference, verdict)
     low, high = (float(end.rstrip("%")) for end in change[2].split(" to "))
     assert low <= float(difference.rstrip("%")) <= high
