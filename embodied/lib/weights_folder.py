@@ -24,6 +24,7 @@ KEY, TRUST_KEY = "checkpoint", "trust"
 """Short forms of the command line: a folder alone stands for ``checkpoint=FOLDER``, ``--trust`` for ``trust=true``.
 They are no keys of the configuration."""
 META_FILE = "meta.json"  # file that every checkpoint has
+NAME_ONE = "name the folder of a checkpoint, of a run, or of an export"
 SHOWN = 3  # runs that an error lists
 _NAME = re.compile(r"(\d+)(?:\+(\d+))?")
 
@@ -74,12 +75,14 @@ def split(overrides: Sequence[str]) -> tuple[list[str], Named]:
 def as_override(word: str) -> str:
     """Rewrites a folder among the words of a command line as ``checkpoint=FOLDER``; returns other words as they are.
     A word with ``=`` is a folder only if there is a checkpoint."""
-    path = Path(word).expanduser()
+    if word.startswith(("~", "+", f"{KEY}=")):
+        return word
+    path = Path(word)
     try:
         there = path.exists()
     except OSError:  # longer than a name may be: an override that holds a configuration
         return word
-    if word.startswith(("~", "+", f"{KEY}=")) or not there:
+    if not there:
         return word
     return word if "=" in word and find_in(path) is None else f"{KEY}={word}"
 
@@ -90,8 +93,11 @@ def find(word: str) -> Place:
     Raises:
         CheckpointError: there is none; it names what is there.
     """
-    path = Path(word).expanduser()
-    found = find_in(path)
+    try:
+        path = Path(word).expanduser()
+        found = find_in(path)
+    except (OSError, RuntimeError) as error:  # longer than a name may be, not to be read, ~ of an unknown user
+        raise CheckpointError(f"no folder can be found by {word[:200]!r}: {error}", NAME_ONE) from None
     if found is None:
         raise CheckpointError(_what_is_there(word, path), _fix(path))
     return found

@@ -58,6 +58,18 @@ def test_a_folder_among_the_words_is_a_checkpoint():
     assert plain("runs/seed=3")["runner"]["experiment_name"] == "seed-3-000010+003-eval"
 
 
+def test_words_that_can_be_no_folder_are_overrides():
+    long = f"runner.first=[{'x' * 5000}]"
+    assert parse_argv([long, "~env.zzz", "~nobody.of_this_name"], "train")[0] == [
+        long,
+        "~env.zzz",
+        "~nobody.of_this_name",
+    ]
+    for word in ("a" * 5000, "~nobody-of-this-name/runs"):
+        with pytest.raises(CheckpointError, match="no folder can be found by"):
+            find(word)
+
+
 def test_a_word_that_names_nothing_is_told_what_there_is():
     run("first")
     with pytest.raises(ConfigError) as failed:
