@@ -68,10 +68,13 @@ def trainer(env, recompute=True, batch=8, micro=3, max_tokens=None, **algorithm:
     )  # fmt: skip
 
 
-def shifted(arrays) -> dict[str, np.ndarray]:
-    """As a decoder of little precision would record them. The shifts differ from token to token."""
-    shift = np.random.default_rng(0).uniform(-0.3, 0.3, arrays["logprobs"].shape).astype(np.float32)
-    found = {**arrays, "logprobs": arrays["logprobs"] + shift}
+def shifted(arrays, results) -> dict[str, np.ndarray]:
+    """As a decoder of little precision would record them. The shifts differ from token to token, and belong to the
+    records, not to the rows: which row a record is given depends on which slot was first."""
+    rows = [row for result in sorted(results, key=lambda result: result.episode.episode_id) for row in result.rows]
+    logprobs = arrays["logprobs"].copy()
+    logprobs[rows] += np.random.default_rng(0).uniform(-0.3, 0.3, logprobs[rows].shape).astype(np.float32)
+    found = {**arrays, "logprobs": logprobs}
     if "value" in arrays:
         found["value"] = arrays["value"] + 1.0
     return found
@@ -99,9 +102,9 @@ def test_it_restores_the_run_whose_log_probs_were_not_shifted(collected, algorit
     wanted, trained = trainer(env, recompute=False, max_tokens=max_tokens, **algorithm), []
     trained.append(wanted.update(arrays, results, 0)[0])
     wrong = trainer(env, recompute=False, max_tokens=max_tokens, **algorithm)
-    trained.append(wrong.update(shifted(arrays), results, 0)[0])
+    trained.append(wrong.update(shifted(arrays, results), results, 0)[0])
     found = trainer(env, max_tokens=max_tokens, **algorithm)
-    trained.append(found.update(shifted(arrays), results, 0)[0])
+    trained.append(found.update(shifted(arrays, results), results, 0)[0])
     without, off, recomputed = trained
     for name in {"train/loss", "train/grad_norm", "train/ratio_mean", "train/value_loss"} & without.keys():
         assert recomputed[name] == pytest.approx(without[name], rel=1e-6, abs=1e-6), name
@@ -112,7 +115,7 @@ def test_it_restores_the_run_whose_log_probs_were_not_shifted(collected, algorit
 
 def test_the_gap_is_that_between_what_was_recorded_and_what_was_recomputed(collected):
     env, arrays, results = collected
-    off = shifted(arrays)
+    off = shifted(arrays, results)
     wanted = gap(arrays, off, results).abs()
     metrics, _ = trainer(env, **PPO).update(off, results, 0)
     assert metrics["train/logprob_gap"] == pytest.approx(wanted.max().item(), rel=1e-4)
@@ -125,7 +128,7 @@ def test_the_gap_is_that_between_what_was_recorded_and_what_was_recomputed(colle
 @pytest.mark.parametrize("mode", ["cap", "mask"])
 def test_importance_weights_are_recomputed_over_recorded(collected, mode):
     env, arrays, results = collected
-    off, cap = shifted(arrays), 1.1
+    off, cap = shifted(arrays, results), 1.1
     options = {**PPO, "loss_type": "tis", "behav_imp_weight_cap": cap, "behav_imp_weight_mode": mode}
     metrics, _ = trainer(env, batch=1000, update_epoch=1, **options).update(off, results, 0)
     weights = (-gap(arrays, off, results)).exp()  # recomputed − recorded
