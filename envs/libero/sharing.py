@@ -79,6 +79,7 @@ class Simulators:
             return
         with explained(Path(bddl_file).stem):
             simulator = TaskSimulator(bddl_file, pictures, keep_assets)
+        simulator.warm_up()
         if draw:
             os.environ.setdefault(
                 "MESA_SHADER_CACHE_DISABLE", "true"

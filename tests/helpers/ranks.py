@@ -17,6 +17,9 @@ import torch
 from embodied.parallel.group import Group
 
 DEADLINE_S = 120.0
+FORKS = get_context("forkserver")
+"""Ranks are forks of a process that has imported torch, once for all tests of this process."""
+FORKS.set_forkserver_preload(["torch", "embodied.learn.trainer", "ranks"])
 
 
 def free_port() -> int:
@@ -34,11 +37,12 @@ def on_ranks(
         leaves: ranks that end without a result; theirs is None.
         connects: False: the processes are left to connect themselves (:func:`connected`), more than once if they like.
     """
-    spawn, port = get_context("spawn"), free_port()
+    port = free_port()
     pipes, processes = [], []
     for rank in range(size):
-        ours, theirs = spawn.Pipe()
-        process = spawn.Process(target=_rank, args=(theirs, work, arguments, rank, size, port, connects))
+        ours, theirs = FORKS.Pipe()
+        place = (dict(os.environ), os.getcwd())
+        process = FORKS.Process(target=_rank, args=(theirs, work, arguments, rank, size, port, connects, place))
         process.start()
         theirs.close()
         pipes.append(ours)
@@ -70,12 +74,15 @@ def connected(world: Group) -> AbstractContextManager[None]:
 
 
 def _rank(
-    pipe: Any, work: Callable[..., Any], arguments: tuple[Any, ...], rank: int, size: int, port: int, connects: bool
-) -> None:
-    os.environ |= {
+    pipe: Any, work: Callable[..., Any], arguments: tuple[Any, ...], rank: int, size: int, port: int, connects: bool,
+    place: tuple[dict[str, str], str],
+) -> None:  # fmt: skip
+    os.environ.clear()  # the server's are those of the first test
+    os.environ |= place[0] | {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size),
         "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
     }  # fmt: skip
+    os.chdir(place[1])
     torch.set_num_threads(1)
     world = Group.from_environment()
     try:

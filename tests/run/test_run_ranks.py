@@ -43,9 +43,13 @@ def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def command(*overrides: str, name: str = "run", size: int = 2, entry: str = "train") -> list[str]:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
-    return [*launch, "-m", f"embodied.{entry}", *arguments(*overrides, name=name)]
+def command(*overrides: str, name: str = "run", entry: str = "train", forks: bool = False) -> list[str]:
+    """Args:
+    forks: start the ranks as forks, in a third of the time; torchrun is what ends them in order.
+    """
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
+    launch = [str(HERE / "helpers" / "fork_ranks.py"), "2"] if forks else torchrun
+    return [sys.executable, *launch, f"embodied.{entry}", *arguments(*overrides, name=name)]
 
 
 @contextmanager
@@ -112,7 +116,7 @@ def weights(iteration: int, name: str) -> dict[str, torch.Tensor]:
 
 def test_two_processes_make_the_run_that_one_makes():
     options = (*USUAL, "runner.max_epochs=3", "runner.val_check_interval=2", "actor.fsdp_config.strategy=replicate")
-    with started(*options, name="two") as process:
+    with started(*options, name="two", forks=True) as process:
         assert finished(process) == 0
     out = Path("out").read_text(encoding="utf-8")
     assert out.count("3 iterations done") == 1, "rank 0 alone speaks"
@@ -140,7 +144,7 @@ def test_two_processes_learn_from_demonstrations_what_one_does(strategy):
     made = ["env=fake", "episodes=8", "noise_std=0.5", "demos.path=demos", "env.num_workers=1", "env.train.horizon=60"]
     assert demos.main([*made, "--config-dir", str(HERE / "config")]) == 0
     options = (*SUPERVISED, f"actor.fsdp_config.strategy={strategy}")
-    with started(*options, name="two", entry="sft") as process:
+    with started(*options, name="two", entry="sft", forks=True) as process:
         assert finished(process) == 0
     out = Path("out").read_text(encoding="utf-8")
     assert out.count("3 iterations done") == 1, "rank 0 alone speaks"
@@ -199,9 +203,9 @@ def test_sigterm_in_an_update_ends_all_ranks_between_two_passes(strategy, target
     assert checkpoints() == ["000001"]
     assert "rank 1: SIGTERM: stopping within 1 s" in Path("error").read_text(encoding="utf-8")
     Path("hurry").touch()
-    with started(*options) as process:
+    with started(*options, forks=True) as process:
         assert finished(process) == 0
-    with started(*options, name="whole") as process:
+    with started(*options, name="whole", forks=True) as process:
         assert finished(process) == 0
     assert lasting(rows()) == lasting(rows("whole"))
     assert all(torch.equal(weights(2, "run")[name], expected) for name, expected in weights(2, "whole").items())
@@ -272,7 +276,7 @@ def test_what_two_processes_saved_in_parts_one_goes_on_with():
         "algorithm.max_sampling_rounds=4", "actor.optim.ema_decay=0.5",
         "actor.fsdp_config.strategy=fsdp2", "actor.micro_batch_size=4",
     )  # fmt: skip
-    with started(*options, "runner.max_epochs=2", name="two") as process:
+    with started(*options, "runner.max_epochs=2", name="two", forks=True) as process:
         assert finished(process) == 0
     assert "each with its part of the policy (fsdp2, 1 units)" in Path("out").read_text(encoding="utf-8")
     parts = {path.name for path in Path("runs/two/checkpoints/000002").iterdir()}

@@ -29,7 +29,7 @@ BESIDE = (
 
 
 def whole(*more: str, name: str = "run") -> None:
-    with started(*BESIDE, *more, name=name) as process:
+    with started(*BESIDE, *more, name=name, forks=True) as process:
         assert finished(process) == 0
 
 

@@ -162,10 +162,12 @@ def test_fewer_workers_are_the_fix_where_some_would_fit():
 
 
 def limited(files: OpenFiles, hard: int) -> list[tuple[int, int]]:
-    """What :func:`allow` sets where ``hard`` is the hard limit and 64 the soft one."""
+    """What :func:`allow` sets where ``hard`` is the hard limit, and the soft one leaves room for 16 more files than
+    earlier tests have left open."""
     told: list[tuple[int, int]] = []
+    soft = open_now() + 16
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(file_limit.resource, "getrlimit", lambda which: (64, hard))
+        patch.setattr(file_limit.resource, "getrlimit", lambda which: (soft, hard))
         patch.setattr(file_limit.resource, "setrlimit", lambda which, limits: told.append(limits))
         file_limit.allow(files)
     return told
