@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
-import subprocess
-import sys
+import shlex
 from pathlib import Path
 
 import pytest
+import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "how_to"
@@ -33,13 +32,10 @@ def commands(page: str) -> list[str]:
 
 
 def run(command: str, folder: Path) -> str:
-    """What a command of a page prints, run by this interpreter in the project's folder."""
-    assert command.startswith("python ")
-    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        ["bash", "-c", f'"$0"{command.removeprefix("python")}', sys.executable],
-        cwd=folder, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, timeout=300,
-    encoding="utf-8")  # fmt: skip
+    """What a command of a page prints, run in the project's folder."""
+    program, *words = shlex.split(command)
+    assert program == "python"
+    done = warm.python(words, folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -15,7 +15,7 @@ from ranks import free_port
 
 def main(size: int, module: str, arguments: list[str]) -> int:
     """Runs a module as ``python -m`` does in each rank. Returns 0 if all ended so; else ends all and returns 1."""
-    import torch  # noqa: F401 (the forks have it)
+    import torch._dynamo  # noqa: F401 (an optimizer imports it)
 
     import embodied.learn.trainer
     import embodied.run.session  # noqa: F401
