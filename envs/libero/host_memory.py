@@ -28,8 +28,8 @@ PIXEL, PIXEL_OF_TASK = 80, 48  # bytes of a pixel: buffers of the first task, of
 COARSE = 60 * MB  # less where the vertices of meshes are joined in cells of 0.01 m or more
 BUILDING = 1300 * MB  # resident memory beyond what stays
 FILES = 195 * MB  # Python, numpy, Mesa, LLVM
-FORKED = ForkMemory(34 * MB, 43 * MB, 8 * MB, built=True)
-"""``benchmarks/simulator_forks.py``: 48 MB with one task, 72 with three, 117 with ten of libero_object."""
+FORKED = ForkMemory(34 * MB, 41 * MB, int(7.3 * MB), built=True)
+"""``benchmarks/simulator_forks.py``: 48 MB with one task, 65 with three, 110 with ten of libero_object."""
 DRAWN = 0.7  # share of a task's memory: textures 331 MB and display lists 36 MB of 400 and more
 ADDRESSES, ADDRESSES_OF_SLOT = (1.06, 5.0, 8.3, 11.0), 1.25
 """GiB: MuJoCo reserves 1.24 for each state, of which a task has two and each further slot one."""
