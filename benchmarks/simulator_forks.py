@@ -9,7 +9,7 @@ them. MB are 2²⁰ bytes; ``private`` is what a process alone has written, ``ps
 
 ``start``: 16 slots in 4 workers, spread over the ten tasks of libero_object, until each has reset and acted once, from
 nothing; forked and spawned in turn. ``others``: so many envs of LIBERO's own ``OffScreenRenderEnv``, in a plain process
-and in gymnasium's ``AsyncVectorEnv``. ``lasting``: PSS of eight slots in two workers, over ten tasks, after so many
+and in gymnasium's ``AsyncVectorEnv``. ``lasting``: anonymous memory of eight slots in two workers, over ten tasks, after so many
 episodes (of one chunk, from different starts) and after so many workers were killed and replaced.
 """
 
@@ -158,9 +158,10 @@ class Player:
             self.pool.recv(1, 0.1)
             time.sleep(0.005)
 
-    def pss(self) -> float:
+    def anonymous(self) -> float:
+        """MB of all processes, without pages of files, whose shares change with what else the machine runs."""
         assert self.server is not None
-        return round(sum(measured(pid)["pss"] for pid in (self.server.pid, *self.pool.pids)), 1)
+        return round(sum(measured(pid)["anonymous"] for pid in (self.server.pid, *self.pool.pids)), 1)
 
     def _answers(self) -> None:
         answered = 0
@@ -218,14 +219,14 @@ def lasting(episodes: int, restarts: int) -> dict[str, Any]:
             player.act()
             done = begun + player.slots
             if done >= 100 and (done % 200 < player.slots or not row["after_episodes"]):
-                row["after_episodes"][done] = player.pss()
+                row["after_episodes"][done] = player.anonymous()
         for number in range(restarts):
             player.replace(number % 2)
             if number % 10 == 0:
                 player.reset([(number + slot) % 10 for slot in range(player.slots)])
                 player.act()
                 if number % 50 == 0:
-                    row["after_restarts"][number] = player.pss()
+                    row["after_restarts"][number] = player.anonymous()
     for name in ("after_episodes", "after_restarts"):
         if row[name]:
             values = [*row[name].values()]
