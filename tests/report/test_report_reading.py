@@ -15,6 +15,7 @@ from embodied.evaluation import results
 from embodied.report import series, settings, success, times
 from embodied.report.live import fingerprint, watched
 from embodied.report.reading import Run, read
+from embodied.run.folder import folder as run_folder
 from embodied.run.folder.folder import LOCK, RunFolder
 from embodied.tools import report
 
@@ -194,6 +195,14 @@ def test_a_run_that_goes_on_says_how_far_it_is(tmp_path: Path, iterations: int, 
     opened.close()
     assert not read(str(folder)).running
     assert fingerprint(files) != before, "a live page is made anew when the run ends, however it ends"
+
+
+def test_a_report_that_looks_at_the_lock_keeps_no_run_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = iter([False, True])
+    monkeypatch.setattr(run_folder, "_try", lambda lock: next(tries))
+    monkeypatch.setattr(run_folder, "PROBED_S", 10.0)
+    RunFolder.open(tmp_path / "a", {}).close()
+    assert [*tries] == []
 
 
 @pytest.mark.parametrize(("iterations", "said"), [(4, "stopped after 4 of 6 iterations; the same"), (6, "")])
