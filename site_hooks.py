@@ -1,4 +1,4 @@
-"""What ``mkdocs`` does to the pages (``make site``): files from outside ``docs/``, formulas, docstrings.
+"""What ``mkdocs`` does to the pages (``make site``): files from outside ``docs/``, formulas, docstrings, tables.
 
 Links of a page are those of the repository, so that they work there, too. Here they are given the site's addresses: a
 page of its own (:data:`PAGES`), or a copy of the file below ``source/``.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import re
+import tomllib
 from pathlib import Path
 from posixpath import dirname, normpath, relpath
 
@@ -17,12 +18,27 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parent
-PAGES = {"benchmarks/README.md": "benchmarks.md", "CHANGELOG.md": "changelog.md"}
+PAGES = {"benchmarks/README.md": "benchmarks.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 """Page of the repository outside ``docs/`` → page of the site."""
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)")
 LINK_TO_FOLDER = re.compile(r"\[([^\]]*)\]\((?![a-z]+:|#)([^)\s#]+)\)")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 ROLE = re.compile(r":(?:class|func|meth|mod|data|attr|exc):(?=<code>)")
+
+
+LONG = 60
+"""Characters of a table's cell from which on the table is shown as cards on a phone."""
+TABLE = re.compile(r"<table>(.*?)</table>", re.DOTALL)
+HEAD = re.compile(r"<th[^>]*>(.*?)</th>", re.DOTALL)
+ROW = re.compile(r"<tr>.*?</tr>", re.DOTALL)
+CELL = re.compile(r"<td([^>]*)>(.*?)</td>", re.DOTALL)
+TAG = re.compile(r"<[^>]*>")
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Links to the source as soon as ``pyproject.toml`` has its address (``Repository`` of ``project.urls``)."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    config.repo_url = config.repo_url or project.get("urls", {}).get("Repository")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -52,8 +68,22 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html_text: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Writes formulas as MathML, which browsers draw by themselves, and docstrings without Sphinx's roles."""
-    return ROLE.sub("", FORMULA.sub(_mathml, html_text))
+    """Writes formulas as MathML, which browsers draw by themselves, docstrings without Sphinx's roles, and tables of
+    long texts with marks."""
+    return TABLE.sub(_marked, ROLE.sub("", FORMULA.sub(_mathml, html_text)))
+
+
+def _marked(table: re.Match[str]) -> str:
+    """A table with long texts, whose cells carry the head of their column: ``site.css`` makes cards of its rows."""
+    heads = [TAG.sub("", head).strip() for head in HEAD.findall(table[1])]
+    if not any(len(TAG.sub("", text)) > LONG for _, text in CELL.findall(table[1])):
+        return table[0]
+
+    def row(match: re.Match[str]) -> str:
+        left = iter(heads)
+        return CELL.sub(lambda cell: f'<td{cell[1]} data-head="{next(left, "")}">{cell[2]}</td>', match[0])
+
+    return f"<table data-long>{ROW.sub(row, table[1])}</table>"
 
 
 def _mathml(match: re.Match[str]) -> str:

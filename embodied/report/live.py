@@ -24,12 +24,13 @@ from embodied.errors import ConfigError
 from embodied.lib.child import Child
 from embodied.report.reading import Run
 from embodied.run.folder.beside.reports import PROGRAM
+from embodied.run.folder.folder import LOCK, is_open
 
 HOST = "127.0.0.1"
 EVERY_S = 5.0
 """Seconds between the end of one report and the beginning of the next, at least; more where a report takes longer."""
 
-WATCHED = ("config.yaml", "starts.jsonl", "metrics.jsonl", "eval", "trace")
+WATCHED = (LOCK, "config.yaml", "starts.jsonl", "metrics.jsonl", "eval", "trace")
 """What of a run's folder a report shows. Videos are named by evaluations, which appear after them."""
 
 POLICY = "base-uri 'none'"
@@ -135,7 +136,8 @@ def watched(run: Run) -> list[Path]:
 
 
 def fingerprint(paths: Sequence[Path]) -> list[tuple[str, int, int]]:
-    """Name, size and time of the files at ``paths`` and below them, as far as they are there."""
+    """Name, size and time of the files at ``paths`` and below them, as far as they are there; of a lock, whether a run
+    has it."""
     return sorted(found for path in paths for found in _facts(path))
 
 
@@ -144,6 +146,8 @@ def _facts(path: Path) -> Iterator[tuple[str, int, int]]:
         if path.is_dir():
             for one in sorted(path.iterdir()):
                 yield from _facts(one)
+        elif path.name == LOCK:  # a run that is killed changes no file
+            yield str(path), int(is_open(path)), 0
         else:
             stat = path.stat()
             yield str(path), stat.st_size, stat.st_mtime_ns

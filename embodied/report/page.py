@@ -99,6 +99,7 @@ def _facts(runs: Sequence[Run]) -> dict[str, Any]:
         "perturbed": [(run.name, success.under_perturbations(run)) for run in runs if run.robustness],
         "success": found, "tasks": _task_chart(found), "rates": _rates(runs), **_TIMES, **pictures,
         "settings": settings.settings(runs), "with_config": [run for run in runs if run.config is not None],
+        "states": [(run.name, run.running, run.state) for run in runs if run.state],
         "problems": [(run.name, run.problems) for run in runs if run.problems],
     }  # fmt: skip
 

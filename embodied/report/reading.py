@@ -16,7 +16,7 @@ from embodied.evaluation import results
 from embodied.evaluation.results import WrittenEvaluation
 from embodied.lib import hidden
 from embodied.observe.reach import Reach
-from embodied.run.folder.folder import FIRST
+from embodied.run.folder.folder import FIRST, LOCK, is_open
 from embodied.run.folder.launches import FILE as STARTS
 
 MOST_BYTES = 1 << 30
@@ -66,7 +66,22 @@ class Run:
     episodes: int = 0  # episodes of these evaluations
     recorded: list[RecordedEpisode] = field(default_factory=list)
     fastest: float = math.inf  # control steps of the fastest success of these evaluations
+    running: bool = False
     problems: list[str] = field(default_factory=list)
+
+    @property
+    def state(self) -> str:
+        """How far the run is, if it goes on or ended early; empty for one that is complete."""
+        planned = self.setting("runner.max_epochs")
+        if self.setting("runner.only_eval") is True or not isinstance(planned, int):
+            return "running" if self.running else ""
+        if self.running:
+            done = f"iteration {self.iterations} of {planned} done"
+            return f"running, {done if self.iterations else f'in iteration 1 of {planned}'}"
+        if self.iterations >= planned or self.evaluation_alone:
+            return ""
+        done = f"stopped after {self.iterations} of {planned} iterations"
+        return f"{done}; the same command goes on from its last checkpoint"
 
     @property
     def last(self) -> WrittenEvaluation | None:
@@ -100,9 +115,12 @@ class Run:
         return found
 
 
-def read(name: str) -> Run:
+def read(name: str, ended: bool = False) -> Run:
     """Reads, for a report, the run or the evaluation that ``name`` names, as :mod:`embodied.evaluation.results` does;
     the folder of a run is the whole run.
+
+    Args:
+        ended: the run has ended although it holds its lock: it waits for this report.
 
     Raises:
         EvaluationError: there is no such folder or file.
@@ -117,6 +135,7 @@ def read(name: str) -> Run:
     found.config = _config(found)
     found.starts = _starts(found)
     if not found.evaluation_alone:
+        found.running = not ended and is_open(found.folder / LOCK)
         found.metrics = _metrics(found)
     for file in files:
         _add_evaluation(found, file)
@@ -299,15 +318,10 @@ def _is_robustness(row: object) -> bool:
 def _say_what_is_missing(run: Run) -> None:
     if run.evaluation_alone:
         return
-    planned, only_eval = run.setting("runner.max_epochs"), run.setting("runner.only_eval") is True
-    if not run.evaluations:
+    not_yet = run.running and run.setting("runner.val_check_interval") != -1
+    if not run.evaluations and not not_yet:
         run.problems.append("there is no evaluation: no success by task, no videos (runner.val_check_interval)")
-    if isinstance(planned, int) and not only_eval and run.iterations < planned:
-        run.problems.append(
-            f"{run.iterations} of {planned} iterations are there: the run goes on, or was stopped; the same command "
-            "goes on from its last checkpoint"
-        )
-    if only_eval:
+    if run.setting("runner.only_eval") is True or (run.running and not _other_tracker(run)):
         run.problems[:] = [line for line in run.problems if not line.startswith("metrics.jsonl is missing")]
     if (run.folder / FIRST).is_dir():
         run.problems.append(

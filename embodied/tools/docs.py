@@ -18,6 +18,7 @@ from embodied.schema.others.tables import names_elsewhere
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
+INTERPOLATION = re.compile(r"(\$\{[^}]*\})")
 ROLE = re.compile(r":(?:class|func|meth|mod|data|attr|exc):")
 
 
@@ -48,7 +49,8 @@ def configuration() -> str:
         rows = [_row(key) for key in inner]
         parts += [f"## {section}", "", "| key | type | default | meaning |", "|---|---|---|---|", *rows, ""]
     rows = [
-        f"| `{key}` | {_in_cell(kind)} | {default} | {meaning} |" for key, (kind, default, meaning) in OF_HYDRA.items()
+        f"| `{key}` | {_in_cell(kind)} | {default} | {'`'.join(INTERPOLATION.split(meaning))} |"  # else it is a formula
+        for key, (kind, default, meaning) in OF_HYDRA.items()
     ]
     parts += [
         "## hydra",

@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ConfigError(f"--size is {given.size:g}", "give the most megabytes that the file may have, e.g. 30")
         console = make_console(sys.stderr)
         with console.progress("reading", brief=True):
-            runs = [report.read(name) for name in given.runs]
+            runs = [report.read(name, given.ended) for name in given.runs]
         file = Path(given.out) if given.out else place(runs)
         with console.progress("writing the report", brief=True):
             chosen = report.write(runs, file, given.size)
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_printable(printed(error)), file=sys.stderr)
         return 2
     for run in runs:
-        for line in run.problems:
+        for line in (*filter(None, [run.state]), *run.problems):
             print(_printable(f"{run.name}: {line}"))
     left = f", {chosen.too_many} more do not fit in {given.size:g} MB (--size)" if chosen.too_many else ""
     print(_printable(f"{file}: {file.stat().st_size / 1e6:.1f} MB, {len(chosen.videos)} videos{left}"))
@@ -70,6 +70,9 @@ def _arguments() -> argparse.ArgumentParser:
         "--size", type=float, default=30.0, metavar="MB",
         help="most megabytes of the file; videos are left out until it fits (default: 30)",
     )  # fmt: skip
+    parser.add_argument(
+        "--ended", action="store_true", help="the run has ended, although its process is still there (its last report)"
+    )
     return parser
 
 

@@ -100,6 +100,46 @@ def test_the_comparison_has_the_measured_numbers() -> None:
     assert not missing + [number for number in ours if f"| {number} |" not in page]
 
 
+def test_the_three_numbers_of_the_first_page_were_measured() -> None:
+    page = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    runs = json.loads((ROOT / "benchmarks" / "results" / "quickstart_libero.json").read_text(encoding="utf-8"))["runs"]
+    shares = [
+        sum(one[side]["successes"] for one in runs.values()) / sum(one[side]["episodes"] for one in runs.values())
+        for side in ("before", "after")
+    ]
+    numbers = {
+        "python benchmarks/quickstart_libero.py": f"{100 * shares[0]:.0f} → {100 * shares[1]:.0f} %",
+        "python benchmarks/simulator_forks.py": (
+            f"{result('simulator_forks', 'memory', 'libero_object, 1 tasks, 64 slots', 'all_pss') * 2**20 / 1e9:.1f} GB"
+        ),
+        "python benchmarks/true_size.py": f"{result('true_size', '7.6 B parameters at random', 'peak') / 1e9:.1f} GB",
+    }
+    for command, number in numbers.items():
+        assert re.search(rf"- \*\*{re.escape(number)}\*\*(?:(?!^- ).)*?`{command}", page, re.MULTILINE | re.DOTALL), (
+            number
+        )
+
+
+def test_guides_are_five_groups_and_the_four_doors_lead_to_pages() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("  - Guides:\n")[2].partition("\n  - ")[0]
+    assert len(re.findall(r"^      - [^:]+:$", nav, re.MULTILINE)) == 5
+    assert not re.findall(r"^      - .*\.md$", nav, re.MULTILINE), "a guide stands in a group"
+    page = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    doors = re.findall(r"^- \*\*\[([^\]]+)\]\(([^)]+)\)\*\*", page, re.MULTILINE)
+    assert [name for name, _ in doors] == ["Train", "My task", "My policy", "My cluster"]
+
+
+def test_pictures_and_videos_of_the_pages_are_small() -> None:
+    files = [*(ROOT / "docs" / "images").iterdir()]
+    assert {"before_after.mp4", "before_after.jpg", "robot.png", "robot_dark.png"} <= {file.name for file in files}
+    assert not [file.name for file in files if file.stat().st_size > 600_000]
+    named = re.findall(r'(?:src|srcset|poster)="([^"]+)"', (ROOT / "README.md").read_text(encoding="utf-8"))
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    named += [f"docs/{name}" for name in re.findall(r'(?:src|poster)="([^"]+)"', index)]
+    assert len(named) == 4
+    assert all((ROOT / name).is_file() for name in named)
+
+
 def test_make_targets_of_readme_exist() -> None:
     named = set(re.findall(r"`?make ([a-z]+)", (ROOT / "README.md").read_text(encoding="utf-8")))
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))

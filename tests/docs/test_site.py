@@ -42,8 +42,25 @@ def test_the_site_is_made_without_a_warning(tmp_path: Path) -> None:
     assert not [name for name, text in pages.items() if "arithmatex" in text], "formulas that are no MathML"
     for name in ("embodied.types.EnvSpec", "embodied.protocols.env.Env"):
         assert any(f'id="{name}"' in text for text in pages.values()), f"the reference has no {name}"
+    assert '<td data-head="meaning">' in pages["configuration/index.html"], "its rows are cards on a phone"
+    assert "data-long" not in pages["results/libero/index.html"].partition("seed</th>")[2].partition("</table>")[0]
+    assert (tmp_path / "images" / "before_after.mp4").is_file()
     found = json.loads((tmp_path / "search" / "search_index.json").read_text(encoding="utf-8"))["docs"]
     assert any("WorkerHungError" in entry["title"] for entry in found)
     assert (tmp_path / "source" / "envs" / "_template.py").read_text(encoding="utf-8") == (
         ROOT / "envs" / "_template.py"
     ).read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("urls", ["", '[project.urls]\nRepository = "https://example.org/embodied"\n'])
+def test_the_source_is_linked_as_soon_as_it_has_an_address(tmp_path: Path, urls: str) -> None:
+    (tmp_path / "pyproject.toml").write_text(f'[project]\nname = "x"\n{urls}', encoding="utf-8")
+    code = (
+        "import site_hooks, sys, types; from pathlib import Path; site_hooks.ROOT = Path(sys.argv[1]); "
+        "config = types.SimpleNamespace(repo_url=None); site_hooks.on_config(config); print(config.repo_url)"
+    )
+    done = subprocess.run(
+        [interpreter(), "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+    encoding="utf-8")  # fmt: skip
+    assert done.stdout.strip() == ("https://example.org/embodied" if urls else "None"), done.stderr

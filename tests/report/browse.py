@@ -6,7 +6,7 @@ python browse.py CHROMIUM REPORT.html FOLDER_OF_PICTURES
 import json
 import sys
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 CHARTS = "[...document.querySelectorAll('.chart')].map(chart => !!chart.querySelector('svg, canvas'))"
 NAMES = "[...document.querySelectorAll('.chart :is(svg, canvas)')].map(one => one.getAttribute('aria-label'))"
@@ -57,6 +57,21 @@ def scroll(page: Page) -> None:
         page.evaluate(f"scrollTo(0, {top})")
         page.wait_for_timeout(80)
     page.wait_for_timeout(800)
+
+
+def unscrolled(browser: Browser, file: str) -> dict[str, list]:
+    """Whether all charts are drawn in a tall window that is never painted, and on paper, where nobody scrolls."""
+    found = {}
+    for name, height in (("tall", 20_000), ("print", 500)):
+        page = browser.new_page(viewport={"width": 1200, "height": height})
+        page.add_init_script("IntersectionObserver = class { observe() {} unobserve() {} };")
+        page.goto(f"file://{file}")
+        if name == "print":
+            page.pdf()
+        page.wait_for_timeout(3000)
+        found[name] = page.evaluate(CHARTS)
+        page.close()
+    return found
 
 
 def walk(page: Page) -> dict[str, list]:
@@ -124,6 +139,7 @@ def main(chromium: str, file: str, pictures: str) -> None:
             page.screenshot(path=f"{pictures}/{name}.png", full_page=True)
             if name == "light":
                 own["tab"] = walk(page)
+                own["unscrolled"] = unscrolled(browser, file)
             own |= {"said": said, "asked": sorted(set(asked))}
         browser.close()
     print(json.dumps(found))

@@ -5,8 +5,10 @@ python browse_live.py CHROMIUM ADDRESS METRICS.jsonl
 
 import json
 import sys
+import time
+from contextlib import suppress
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Error, Page, sync_playwright
 
 PLACE = """() => ({
   open: [...document.querySelectorAll('details')].map(box => box.open), search: document.getElementById('search').value,
@@ -16,8 +18,19 @@ PLACE = """() => ({
 NUMBER = "Number(document.querySelector('script[data-page]').dataset.page)"
 
 
+def until(page: Page, condition: str, limit_s: float) -> None:
+    """Waits for a condition from outside of the page: its own policy lets no text be evaluated (wait_for_function)."""
+    end = time.monotonic() + limit_s
+    while True:
+        with suppress(Error):  # the page is being loaded anew
+            if page.evaluate(condition):
+                return
+        assert time.monotonic() < end, condition
+        page.wait_for_timeout(100)
+
+
 def newer(page: Page, than: int) -> int:
-    page.wait_for_function(f"{NUMBER} > {than}", timeout=120_000)
+    until(page, f"{NUMBER} > {than}", 120)
     page.wait_for_selector(".chart svg, .chart canvas", timeout=60_000)
     page.wait_for_timeout(4000)  # the reader's place is found again while charts above are drawn
     return page.evaluate(NUMBER)
@@ -50,9 +63,7 @@ def main(chromium: str, address: str, metrics: str) -> None:
         found = {"pages": [first, second], "before": before, "after": page.evaluate(PLACE), "said": list(said)}
         print(json.dumps({**found, "asked": sorted({url.split("?")[0] for url in asked})}), flush=True)
         sys.stdin.readline()  # meanwhile the server ends
-        page.wait_for_function(
-            "document.querySelector('[role=status]').textContent.includes('has ended')", timeout=60_000
-        )
+        until(page, "document.querySelector('[role=status]').textContent.includes('has ended')", 60)
         print(json.dumps(page.text_content("[role=status]")), flush=True)
         browser.close()
 

@@ -86,6 +86,7 @@ def test_it_works_in_a_browser(
         assert found["grid"] == [256, None]
         assert found["any"]["caption"] == "train/entropy"
         assert len(found["any"]["numbers"].strip().splitlines()) == 26
+        assert all(all(drawn) for drawn in found.get("unscrolled", {}).values())
         if "tab" in found:
             tab = found["tab"]
             assert tab["stops"] > 40

@@ -20,6 +20,7 @@ from embodied.report import charts, library, videos
 from embodied.report.page import in_script
 from embodied.report.reading import read
 from embodied.report.series import Chart, Line, Point
+from embodied.run.folder.folder import RunFolder
 from embodied.tools import report
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"' {{ 7 * 7 }}"
@@ -318,6 +319,26 @@ def test_hostile_names_stay_texts(tmp_path: Path, recording: Path, monkeypatch: 
         assert all(not name.startswith("on") for _, attributes in page.elements for name in attributes)
         assert HOSTILE in page.text
         page.specs()
+
+
+def test_a_run_that_goes_on_is_no_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    one, other = (write_run(tmp_path / name, evaluations=()) for name in "ab")
+    rows = (one / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    for folder in (one, other):
+        (folder / "metrics.jsonl").write_text(rows[0], encoding="utf-8")
+    config = (one / "config.yaml").read_text(encoding="utf-8").replace("interval: -1", "interval: 5")
+    (one / "config.yaml").write_text(config, encoding="utf-8")
+    opened = RunFolder.open(one, yaml.safe_load(config))
+    page = made(one)
+    assert page.paragraphs["state running"] == ["Running, iteration 1 of 6 done."]
+    assert "missing" not in [one.get("id") for one in page.of("h2")]
+    page = made("a", "b")
+    opened.close()
+    assert page.paragraphs["state running"] == ["a: running, iteration 1 of 6 done."]
+    assert page.paragraphs["state"] == [
+        "b: stopped after 1 of 6 iterations; the same command goes on from its last checkpoint."
+    ]
 
 
 def test_text_in_scripts() -> None:

@@ -7,13 +7,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from reported_runs import TASKS, cut_at, write_run, write_trace
 
 from embodied.errors import EvaluationError
 from embodied.evaluation import results
 from embodied.report import series, settings, success, times
+from embodied.report.live import fingerprint, watched
 from embodied.report.reading import Run, read
+from embodied.run.folder import folder as run_folder
+from embodied.run.folder.folder import LOCK, RunFolder
 from embodied.tools import report
+
+NO_EVALUATION = "no success by task, no videos (runner.val_check_interval)"
 
 
 def test_a_whole_run(tmp_path: Path) -> None:
@@ -160,11 +166,50 @@ def test_values_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
     assert run.metrics == {2: {}, 3: {"made/up": 2.0}}
 
 
-def test_a_run_that_goes_on_says_how_far_it_is(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "a")
+def of_iterations(folder: Path, count: int) -> Path:
+    """The run with its first iterations alone, whose folder was locked by a process that is gone."""
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
-    (folder / "metrics.jsonl").write_text("".join(lines[:4]), encoding="utf-8")
-    assert any(line.startswith("4 of 6 iterations are there") for line in read(str(folder)).problems)
+    (folder / "metrics.jsonl").write_text("".join(lines[:count]), encoding="utf-8")
+    (folder / LOCK).write_text("1", encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("iterations", "done"),
+    [(0, "running, in iteration 1 of 6"), (1, "running, iteration 1 of 6 done"), (6, "running, iteration 6 of 6 done")],
+)
+def test_a_run_that_goes_on_says_how_far_it_is(tmp_path: Path, iterations: int, done: str) -> None:
+    folder = of_iterations(write_run(tmp_path / "a", evaluations=()), iterations)
+    if not iterations:
+        (folder / "metrics.jsonl").unlink()
+    opened = RunFolder.open(folder, yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8")))
+    found = read(str(folder))
+    assert (found.state, found.problems) == (done, ["there is no evaluation: " + NO_EVALUATION])
+    (folder / "config.yaml").write_text(
+        (folder / "config.yaml").read_text(encoding="utf-8").replace("val_check_interval: -1", "val_check_interval: 5"),
+        encoding="utf-8",
+    )
+    assert read(str(folder)).problems == []
+    assert not read(str(folder), ended=True).running
+    files, before = watched(found), fingerprint(watched(found))
+    opened.close()
+    assert not read(str(folder)).running
+    assert fingerprint(files) != before, "a live page is made anew when the run ends, however it ends"
+
+
+def test_a_report_that_looks_at_the_lock_keeps_no_run_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = iter([False, True])
+    monkeypatch.setattr(run_folder, "_try", lambda lock: next(tries))
+    monkeypatch.setattr(run_folder, "PROBED_S", 10.0)
+    RunFolder.open(tmp_path / "a", {}).close()
+    assert [*tries] == []
+
+
+@pytest.mark.parametrize(("iterations", "said"), [(4, "stopped after 4 of 6 iterations; the same"), (6, "")])
+def test_a_run_that_was_stopped_says_so(tmp_path: Path, iterations: int, said: str) -> None:
+    found = read(str(of_iterations(write_run(tmp_path / "a"), iterations)))
+    assert found.state.startswith(said) if said else not found.state
+    assert found.problems == []
 
 
 @pytest.mark.parametrize(

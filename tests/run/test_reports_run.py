@@ -63,6 +63,7 @@ def test_a_run_leaves_its_report_and_how_it_was_started(capfd: pytest.CaptureFix
     page = Path("runs/run/report.html").read_text(encoding="utf-8")
     assert "python -m embodied.train env=fake" in page
     assert "What is missing</h2>" not in page
+    assert '<p class="state' not in page, "its last report says that it has ended, although it holds its folder"
     assert len(re.findall(r"<video ", page)) == 8 + 1  # all side by side
     assert "<h3>One rollout</h3>" in page
     assert "000003-train.json" in page, "the second iteration, which builds no simulators"

@@ -50,13 +50,20 @@
     return view;
   }
   const drawn = new Set();
+  const AHEAD = 600;
+  function begin(element) {
+    if (drawn.has(element)) return;
+    near.unobserve(element);
+    drawn.add(element);
+    draw(element);
+  }
   const near = new IntersectionObserver((entries) => {
-    for (const entry of entries.filter((one) => one.isIntersecting)) {
-      near.unobserve(entry.target);
-      drawn.add(entry.target);
-      draw(entry.target);
-    }
-  }, { rootMargin: "600px" });
+    entries.filter((one) => one.isIntersecting).forEach((one) => begin(one.target));
+  }, { rootMargin: `${AHEAD}px` });
+  // What is in the window at once waits for no observer: a window that is never painted has no intersections.
+  const drawBelow = (bottom) => [...document.querySelectorAll(".chart")].filter((one) => one.getBoundingClientRect().top < bottom).forEach(begin);
+  addEventListener("load", () => drawBelow(innerHeight + AHEAD));
+  addEventListener("beforeprint", () => drawBelow(Infinity));
   for (const element of document.querySelectorAll(".chart")) {
     const inside = element.querySelector("script");
     if (!inside) continue;

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -42,6 +43,12 @@ MAY_CHANGE = (
 
 FIRST = "first"
 """Folder in it of the run that came first (``runner.first``)."""
+
+LOCK = ".lock"
+"""File in it that the run locks as long as it goes on."""
+
+PROBED_S = 0.2
+"""Longest that :func:`is_open` keeps a run from its lock: it has it for microseconds."""
 
 RESULTS = ("metrics.jsonl", "checkpoints", "eval", "meta")
 """Results that bind a folder to its configuration."""
@@ -83,6 +90,18 @@ class RunFolder:
             self._lock.close()
 
 
+def is_open(lock: Path) -> bool:
+    """Returns whether a run holds the lock file, also a run of another machine that shares the disk."""
+    try:
+        with lock.open(encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # no file, or a disk without locks
+        return False
+    return False
+
+
 def nearest_folder(path: Path) -> Path:
     """Returns the first of a path and the folders above it that is there (a file, if the path leads through one)."""
     return next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
@@ -114,21 +133,29 @@ def check_writable(path: Path, what: str = "the run's folder", key: str = "runne
 
 
 def _lock(path: Path) -> IO[str]:
-    lock = (path / ".lock").open("a+", encoding="utf-8")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    lock, until = (path / LOCK).open("a+", encoding="utf-8"), time.monotonic() + PROBED_S
+    while not (had := _try(lock)) and time.monotonic() < until:
+        time.sleep(PROBED_S / 20)
+    if not had:
         lock.seek(0)
         pid = lock.read().strip() or "?"
         lock.close()
         raise RunFolderError(
             f"another process (pid {pid}) is running in {path}",
             "wait for it or end it, or set runner.experiment_name to another name",
-        ) from None
+        )
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()
     return lock
+
+
+def _try(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _check_same(path: Path, resolved: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -60,7 +61,7 @@ class Reports:
             return
         try:
             with self._console.progress("writing the report", brief=True):
-                self._begin(behind=False)
+                self._begin(behind=False, options=["--ended"])
                 self._wait(stop)
         finally:
             self.close()
@@ -75,15 +76,16 @@ class Reports:
                     left.unlink(missing_ok=True)
         self._process = None
 
-    def _begin(self, behind: bool) -> None:
+    def _begin(self, behind: bool, options: Sequence[str] = ()) -> None:
         """Starts to write, with what the run has left so far.
 
         Args:
             behind: other work has the cores first.
+            options: of the command.
         """
         self.close()
         try:
-            self._process = Beside([*PROGRAM, str(self._folder)], behind)
+            self._process = Beside([*PROGRAM, str(self._folder), *options], behind)
         except OSError as error:
             self._console.say(f"the report was not written: {error}")
 
