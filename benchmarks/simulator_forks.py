@@ -9,8 +9,8 @@ them. MB are 2²⁰ bytes; ``private`` is what a process alone has written, ``ps
 
 ``start``: 16 slots in 4 workers, spread over the ten tasks of libero_object, until each has reset and acted once, from
 nothing; forked and spawned in turn. ``others``: so many envs of LIBERO's own ``OffScreenRenderEnv``, in a plain process
-and in gymnasium's ``AsyncVectorEnv``. ``lasting``: anonymous memory of eight slots in two workers, over ten tasks, after so many
-episodes (of one chunk, from different starts) and after so many workers were killed and replaced.
+and in gymnasium's ``AsyncVectorEnv``. ``lasting``: anonymous memory of eight slots in two workers, over ten tasks,
+after so many episodes (of one chunk, from different starts) and after so many workers were killed and replaced.
 """
 
 from __future__ import annotations
