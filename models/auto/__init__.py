@@ -13,6 +13,11 @@ WRITERS = (
 )
 
 
+def reads() -> str:
+    """Returns what a policy reads, for the page of models."""
+    return "what the env gives"
+
+
 class ByEnv:
     """Chooses by what the env gives and takes. See :class:`embodied.protocols.ChoosesModel`.
 

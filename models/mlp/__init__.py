@@ -9,7 +9,12 @@ from embodied.types import EnvSpec
 
 from .policy import MLPPolicy
 
-__all__ = ["MLPPolicy", "for_env"]
+__all__ = ["MLPPolicy", "for_env", "reads"]
+
+
+def reads() -> str:
+    """Returns what a policy reads, for the page of models."""
+    return "the state"
 
 
 def for_env(env: EnvSpec, given: Collection[str]) -> tuple[Mapping[str, Any], list[str]]:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from .for_env import for_env
+from .for_env import for_env, reads
 from .released import unnorm_key
 from .settings import OF_ENV, Settings
 
 if TYPE_CHECKING:
     from .policy import OpenVLAOFTPolicy
 
-__all__ = ["Settings", "build_policy", "for_env", "unnorm_key"]
+__all__ = ["Settings", "build_policy", "for_env", "reads", "unnorm_key"]
 
 
 def build_policy(**kwargs: Any) -> OpenVLAOFTPolicy:

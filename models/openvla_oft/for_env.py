@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from embodied.lib.files import folder_of, read_json, reading
@@ -54,3 +54,12 @@ def _of_checkpoint(model_path: str) -> dict[str, Any]:
             int(net.get("action_dim", Settings.action_dim)),
         )  # fmt: skip
     return dict(zip(OF_ENV, sizes, strict=True))
+
+
+def reads(
+    image_size: Sequence[int], num_images_in_input: int | None = 1, use_proprio: bool | None = False
+) -> str:  # fmt: skip
+    """Returns what a policy with such keys reads, for the page of models."""
+    cameras = {None: "all cameras", 1: "one camera"}.get(num_images_in_input, f"{num_images_in_input} cameras")
+    state = {None: ", the state if there is one", True: ", the state"}.get(use_proprio, "")
+    return f"{cameras}, {image_size[0]} px{state}"

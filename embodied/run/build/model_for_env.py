@@ -65,7 +65,7 @@ def _with_choice(composed: Composed, side: ConfiguredEnv) -> Composed:
         known = {key: origin for key, origin in composed.origins.of.items() if not key.startswith(f"{MODEL}.")}
         traced = trace(found.resolved, again.trail).of.items()
         found = replace(found, origins=Origins({**dict(traced), **known}, composed.origins.left_out))
-    return replace(found, trail=again.trail, head=(*composed.head, ("model=auto", f"model={name}")))
+    return replace(found, trail=again.trail, head=(*composed.head, ("model=auto", name)))
 
 
 def _with_sizes(composed: Composed, side: ConfiguredEnv) -> Composed:
