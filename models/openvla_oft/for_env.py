@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from embodied.lib.files import folder_of, read_json, reading
+from embodied.lib.files import folder_of, inside, read_json, reading
 from embodied.types import ContinuousAction, EnvSpec
 
 from .settings import OF_ENV, Settings
@@ -44,8 +44,9 @@ def _of_env(env: EnvSpec) -> dict[str, Any]:
 
 def _of_checkpoint(model_path: str) -> dict[str, Any]:
     """The sizes that ``policy.json`` says, else those of the released checkpoints."""
-    file = folder_of(model_path) / "policy.json"
-    found = read_json(file) if file.is_file() else {}
+    folder = folder_of(model_path)
+    file = folder / "policy.json"
+    found = read_json(inside(folder, file.name)) if file.is_file() else {}
     with reading(file, "its sizes are no numbers by name"):
         net = dict(found.get("net", {}))
         state = int(net.get("proprio_dim", 0))
