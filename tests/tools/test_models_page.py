@@ -47,7 +47,7 @@ def test_a_file_has_the_keys_of_those_that_it_begins_with():
 
 @pytest.mark.parametrize("name", ["mlp", "causal_lm_tiny"])
 def test_the_sizes_are_those_that_a_dry_run_counts(name):
-    place = importlib.util.spec_from_file_location("benchmark_of_models", ROOT / "benchmarks" / "models.py")
+    place = importlib.util.spec_from_file_location("benchmark_of_models", ROOT / "benchmarks" / "model_sizes.py")
     benchmark = importlib.util.module_from_spec(place)
     place.loader.exec_module(benchmark)
     found = benchmark.counted(name, benchmark.SMALL[name])

@@ -1,8 +1,8 @@
 """Parameters and memory of each ``model=``, as ``runner.dry_run=true`` counts them. Nothing is downloaded.
 
-    python benchmarks/models.py             # the small ones, half a minute of CPU time
-    python benchmarks/models.py --large     # those of 7 B parameters too, from sizes alone: 1 GB, minutes
-    python benchmarks/models.py mlp         # these
+    python benchmarks/model_sizes.py             # the small ones, half a minute of CPU time
+    python benchmarks/model_sizes.py --large     # the larger ones too, 7 B parameters from sizes alone: 1 GB, minutes
+    python benchmarks/model_sizes.py mlp         # these
 
 Each is counted with one observation a call and one record a pass, for a GPU, without what CUDA takes. ``make docs``
 makes docs/models.md from results/models.json.
@@ -70,7 +70,7 @@ def counted(model: str, overrides: Sequence[str]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Count parameters and memory of each model=.")
     parser.add_argument("names", nargs="*", help="models; none = the small ones")
-    parser.add_argument("--large", action="store_true", help="those of 7 B parameters too")
+    parser.add_argument("--large", action="store_true", help="the larger ones too")
     given = parser.parse_args()
     every = SMALL | LARGE
     for name in given.names or [*(every if given.large else SMALL)]:
