@@ -35,10 +35,10 @@ holds them.
 
 ## Sizes
 
-Memory is that of the policy's device as `runner.dry_run=true` counts it (`python benchmarks/model_sizes.py`): counted, not
-measured. *acting*: one observation a call. *training*: one record a pass, at its fullest moment; *a record*: what each
-further record of `actor.micro_batch_size` adds. CUDA takes {context} besides, and [simulators](scaling.md) take memory
-of the machine.
+Memory is that of the policy's device as `runner.dry_run=true` counts it (`python benchmarks/model_sizes.py`): counted,
+not measured. *acting*: one observation a call. *training*: one record a pass, at its fullest moment; *a record*: what
+each further record of `actor.micro_batch_size` adds. CUDA takes {context} besides, and [simulators](scaling.md) take
+memory of the machine.
 
 | `model=` | parameters | trained | reads | acting | training | a record | weights |
 |---|---|---|---|---|---|---|---|
