@@ -30,11 +30,13 @@ from embodied.protocols.others import ScoresInPasses as ScoresInPasses
 from embodied.protocols.others import TakesTables as TakesTables
 from embodied.protocols.others import TakesVideos as TakesVideos
 from embodied.protocols.others import Tracker as Tracker
+from embodied.protocols.policy import ChoosesModel as ChoosesModel
 from embodied.protocols.policy import Clonable as Clonable
 from embodied.protocols.policy import CountsFlops as CountsFlops
 from embodied.protocols.policy import CountsTokens as CountsTokens
 from embodied.protocols.policy import Decodes as Decodes
 from embodied.protocols.policy import Decoding as Decoding
+from embodied.protocols.policy import FitsEnv as FitsEnv
 from embodied.protocols.policy import HasDemonstrationLoss as HasDemonstrationLoss
 from embodied.protocols.policy import HasExtraState as HasExtraState
 from embodied.protocols.policy import Policy as Policy

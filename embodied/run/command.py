@@ -76,6 +76,8 @@ def run(argv: Sequence[str], config_name: str, processes: Group, recipe: Recipe 
         _check_entry(composed, config_name)
     if print_only and not processes.is_main:
         return 0
+    if print_only:
+        composed = _with_env(composed)
     if print_only == "origin" or (not print_only and processes.is_main and not composed.config.runner.dry_run):
         composed = _traced(composed)
     if not print_only:
@@ -85,6 +87,22 @@ def run(argv: Sequence[str], config_name: str, processes: Group, recipe: Recipe 
     else:
         print(as_yaml(composed), end="")
     return 0
+
+
+def _with_env(composed: Composed) -> Composed:
+    """Settles what of the model follows from the env, for printing; says so if the env cannot be asked here."""
+    from embodied.run.build.model_for_env import needs_env, settled
+    from embodied.run.build.sides import make_side
+
+    config = composed.config
+    name = "eval" if config.runner.only_eval else "train"
+    try:
+        if config.runner.task.records or not needs_env(composed):
+            return composed
+        return settled(composed, make_side(name, getattr(config.env, name)))
+    except EmbodiedError as error:
+        print(f"actor.model is printed as it is without env.{name}: {error.message}", file=sys.stderr)
+        return composed
 
 
 def _traced(composed: Composed) -> Composed:

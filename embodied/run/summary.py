@@ -60,7 +60,7 @@ def of_training(
         *_followed(composed),
         *_process_lines(processes, model),
         *_slot_lines(config, processes, sizes, train, slots),
-        *_policy_lines(config, model.policy),
+        *_policy_lines(composed, model.policy),
         *([["reward model", _described(judge)]] if judge else []),
         ["device", f"{model.device}, {_threads(config)}, {_peak(trainer, config)}"],
         ["run folder", str(folder)],
@@ -85,7 +85,7 @@ def of_cloning(
         *(note.split(": ", 1) for note in cloner.notes),
         *_evaluations(config, sides.eval, model, folder),
         *_followed(composed),
-        *_policy_lines(config, model.policy),
+        *_policy_lines(composed, model.policy),
         ["device", f"{model.device}, {_threads(config)}"],
         ["run folder", str(folder)],
         *kind.not_demonstrated(sides.eval.spec.tasks, told),
@@ -114,6 +114,7 @@ def of_evaluation(
         *([["processes", f"{processes.size}"]] if processes.size > 1 else []),
         *_slot_lines(config, processes, sizes, side, slots_of(config, processes)),
         ["policy", _described(model.policy)],
+        *map(list, composed.head),
         ["device", f"{model.device}, {_threads(config)}"],
         ["run folder", str(folder)],
     ]
@@ -240,10 +241,10 @@ def _slot_lines(
     ]
 
 
-def _policy_lines(config: schema.Config, policy: Policy) -> list[list[str]]:
+def _policy_lines(composed: Composed, policy: Policy) -> list[list[str]]:
     """Returns what the policy says of itself, and the checkpoint whose weights replaced its first ones."""
-    rows = [["policy", _described(policy)]]
-    if (checkpoint := config.runner.ckpt_path) is not None:
+    rows = [["policy", _described(policy)], *map(list, composed.head)]
+    if (checkpoint := composed.config.runner.ckpt_path) is not None:
         rows.append(["starts from the weights of", checkpoint])
     return rows
 

@@ -15,6 +15,7 @@ from embodied.schema.compose.of_hydra import OF_HYDRA
 from embodied.schema.others.accepted_no_ops import NoOp, no_ops
 from embodied.schema.others.key_table import Key, keys
 from embodied.schema.others.tables import names_elsewhere
+from embodied.tools.library.models_page import page as page_of_models
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -122,7 +123,14 @@ def _first_sentence(path: Path) -> str:
     return ROLE.sub("", sentence).replace("``", "`").replace("|", "\\|")
 
 
-PAGES = {"configuration.md": configuration, "metrics.md": metrics_page, "files.md": files_page}
+def models_page() -> str:
+    """Makes ``docs/models.md``: each ``model=`` with its sizes and keys."""
+    return page_of_models(ROOT / "benchmarks" / "results" / "models.json")
+
+
+PAGES = {
+    "configuration.md": configuration, "metrics.md": metrics_page, "files.md": files_page, "models.md": models_page,
+}  # fmt: skip
 
 
 def _row(key: Key) -> str:

@@ -159,7 +159,8 @@ def _has(name: str, wanted: str) -> bool:
 
 
 def _of_argument(name: str, one: Argument) -> Entry:
-    return Entry(name, f"argument of {one.target}", [one.meaning, f"default: {one.default}"], [one.file], one.target)
+    places = [one.file, *(["docs/models.md"] if name.startswith("actor.model.") else [])]
+    return Entry(name, f"argument of {one.target}", [one.meaning, f"default: {one.default}"], places, one.target)
 
 
 def _of_target(section: str | None) -> str:

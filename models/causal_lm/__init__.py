@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Settings", "build_policy", "build_reward_model", "image_size", "prompt_counter", "prompt_counter_files",
-    "prompt_reader",
+    "prompt_reader", "reads",
 ]  # fmt: skip
 
 
@@ -47,6 +47,11 @@ def build_policy(**kwargs: Any) -> CausalLMPolicy:
     from .build import build
 
     return build(Settings.from_kwargs(kwargs))
+
+
+def reads(model_path: str | None = None) -> str:
+    """Returns what a policy with such a key reads, for the page of models."""
+    return "text; pictures, if the checkpoint reads them" if model_path == "???" else "text"
 
 
 def prompt_counter(

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .policy import ExportedPolicy
 
-__all__ = ["build_policy"]
+__all__ = ["build_policy", "reads"]
+
+
+def reads() -> str:
+    """Returns what a policy reads, for the page of models."""
+    return "what its checkpoint read"
 
 
 def build_policy(*, model_path: str, threads: int | None = None, trust: bool = False) -> ExportedPolicy:

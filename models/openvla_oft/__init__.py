@@ -10,12 +10,14 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from .settings import Settings
+from .for_env import for_env, reads
+from .released import unnorm_key
+from .settings import OF_ENV, Settings
 
 if TYPE_CHECKING:
     from .policy import OpenVLAOFTPolicy
 
-__all__ = ["Settings", "build_policy"]
+__all__ = ["Settings", "build_policy", "for_env", "reads", "unnorm_key"]
 
 
 def build_policy(**kwargs: Any) -> OpenVLAOFTPolicy:
@@ -37,7 +39,12 @@ def build_policy(**kwargs: Any) -> OpenVLAOFTPolicy:
         return build(Settings.from_kwargs(kwargs), drawn_on)
 
 
+def _keyword(parameter: inspect.Parameter) -> inspect.Parameter:
+    kind = f"{parameter.annotation} | None" if parameter.name in OF_ENV else parameter.annotation
+    return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=kind)
+
+
 # The configuration is checked against this signature. Taking it from the dataclass keeps one list of keys.
 build_policy.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [p.replace(kind=p.KEYWORD_ONLY) for p in inspect.signature(Settings).parameters.values()]
+    [*map(_keyword, inspect.signature(Settings).parameters.values())]
 )

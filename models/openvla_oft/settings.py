@@ -17,6 +17,8 @@ from .network.config import DEAD_TARGETS, GRIPPERS, PRESETS, RELEASED_TARGETS, N
 
 # Names of robots in the RLinf documents → their gripper convention.
 SETUP_ALIASES = {"widowx_bridge": "bridge", "panda-qpos": "libero"}
+OF_ENV = ("num_images_in_input", "use_proprio", "proprio_dim", "action_dim")
+"""Keys that may be null in a configuration: :mod:`.for_env` then says them. Without an env the values below hold."""
 Pair = tuple[int | None, int | None]  # one number for DINOv2's tower, one for SigLIP's
 
 
@@ -55,16 +57,16 @@ class Settings(AdapterKeys):
     max_prompt_length: int = 128  # tokens of an instruction with its prompt; a longer one is refused
     probe: bool = True  # test a checkpoint on the first observations and warn if it cannot be right
     stop_token: bool = True  # </s> behind the action placeholders; a property of the checkpoint
-    num_images_in_input: int = 1  # cameras read, in the env's order
-    use_proprio: bool = False  # one token of robot state
+    num_images_in_input: int = 1  # cameras read, in the env's order; null = all
+    use_proprio: bool = False  # one token of robot state; null = if the env has one
     use_film: bool = False  # the instruction modulates the vision towers (OFT+)
-    proprio_dim: int = 8  # length of the robot state
-    action_dim: int = 7  # A
-    num_action_chunks: int = 8  # K
+    proprio_dim: int = 8  # length of the robot state; null = the env's, or the checkpoint's
+    action_dim: int = 7  # numbers of an action, A; null = the env's, or the checkpoint's
+    num_action_chunks: int = 8  # actions of a chunk, K
     center_crop: bool = False  # keep the middle 90 % of the picture's area, as OFT's own evaluation does
     image_preset: str = "rlinf"  # how pictures are resized, to 8 bits: rlinf (bicubic) or oft_libero (Lanczos)
     policy_setup: str = "none"  # gripper: libero (1 closes), bridge (1 opens), none (unchanged)
-    unnorm_key: str | None = None  # which dataset statistics; null = the only ones there are
+    unnorm_key: str | None = None  # which dataset statistics; null = the only ones there are, auto = by the env's suite
     # statistics of actions and state that become −1 and 1: bounds_q99 (quantiles) or bounds (minimum and maximum);
     # auto = as recorded with the checkpoint, else OFT's choice by action dimensions (14: bounds, 7: bounds_q99);
     # without a checkpoint bounds_q99
@@ -112,7 +114,8 @@ class Settings(AdapterKeys):
                 raise UnknownKeyError(
                     f"unknown key 'actor.model.{key}'.{did_you_mean(key, known)}", f"known keys: {', '.join(known)}"
                 )
-        settings = cls(**_with_overrides(kwargs))
+        told = {key: value for key, value in kwargs.items() if value is not None or key not in OF_ENV}
+        settings = cls(**_with_overrides(told))
         settings = replace(settings, policy_setup=SETUP_ALIASES.get(settings.policy_setup, settings.policy_setup))
         settings.check()
         return settings

@@ -67,7 +67,8 @@ def test_mistakes_are_refused_before_any_worker(tmp_path: Path, override: str, s
 
 def test_the_action_dimension_must_be_the_policys(tmp_path: Path) -> None:
     mode = "init_params.control_mode=pd_ee_delta_pos"
-    done = start(tmp_path, "env=maniskill_pickcube", f"env.train.{mode}", f"env.eval.{mode}")
+    given = "actor.model.action_dim=7"
+    done = start(tmp_path, "env=maniskill_pickcube", f"env.train.{mode}", f"env.eval.{mode}", given)
     assert done.returncode == 2
     assert "actor.model.action_dim=4" in done.stdout + done.stderr
 

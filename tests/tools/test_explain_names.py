@@ -23,6 +23,8 @@ def test_no_explanation_shows_an_object_or_a_sentinel():
         ("num_action_chunks", "actor.model.num_action_chunks"),
         ("lora_rank", "actor.model.lora_rank"),
         ("chunk", "actor.model.num_action_chunks"),
+        ("num_images", "actor.model.num_images_in_input"),
+        ("auto", "model=auto"),
         ("group_size", "algorithm.group_size"),
         ("update_epoch", "algorithm.update_epoch"),
         ("approx_kl", "train/approx_kl"),
@@ -39,6 +41,12 @@ def test_no_explanation_shows_an_object_or_a_sentinel():
 def test_a_short_name_finds_the_keys_that_end_so(name, found, capsys):
     assert explain.main([name]) == 0
     assert f"{found} (" in capsys.readouterr().out
+
+
+def test_a_key_of_a_model_names_the_page_of_models(capsys):
+    assert explain.main(["lora_rank"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("; docs/models.md") == out.count("actor.model.lora_rank (") == 2
 
 
 @pytest.mark.parametrize("word", explain.SAID_HERE)

@@ -6,7 +6,6 @@ The rules are those of the run (:func:`embodied.schema.rules`, :class:`embodied.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -43,5 +42,4 @@ def configuration(overrides: Sequence[str], folders: Sequence[str], command: str
 def errors(composed: Composed, rules: preflight.Rules) -> list[EmbodiedError]:
     """Lists all errors for which a run would be refused; empty if none."""
     path = Path(composed.config.runner.logger.log_path)
-    look = partial(RunFolder.look, path, composed.resolved)
-    return broken(chain(schema.rules(composed.config), rules, [look]))
+    return broken(chain(schema.rules(composed.config), rules, [lambda: RunFolder.look(path, rules.composed.resolved)]))

@@ -13,7 +13,7 @@ from embodied.lib.files import checkpoint_near
 from embodied.observe.trackers.services import check_installed
 from embodied.parallel.group import Group
 from embodied.protocols import SafeStop, SaysHowLong
-from embodied.run.build import brought, engine_process, perturbations, shares
+from embodied.run.build import brought, engine_process, model_for_env, perturbations, shares
 from embodied.run.build.demonstrations import Demonstrated
 from embodied.run.build.given import Checked, ConfiguredEnv, Sides
 from embodied.run.build.sides import make_side
@@ -48,6 +48,9 @@ class Rules:
         yield partial(shares.check, config, processes)
         for name, wanted in (("train", config.env.train), ("eval", config.env.eval)) if self._keys_known else ():
             yield partial(self._make_side, name, wanted)
+        if self.sides and not config.runner.task.records and config.runner.answers is None:
+            yield self._settle_model
+            config = self.config
         yield partial(brought.check, self.composed, self.sides)
         train, evaluation = self.sides.get("train"), self.sides.get("eval")
         if train and evaluation:
@@ -103,6 +106,11 @@ class Rules:
 
     def _make_side(self, name: str, wanted: schema.EnvSideConfig) -> None:
         self.sides[name] = make_side(name, wanted)
+
+    def _settle_model(self) -> None:
+        name = "eval" if self.config.runner.only_eval and "eval" in self.sides else next(iter(self.sides))
+        self.composed = model_for_env.settled(self.composed, self.sides[name])
+        self.config = self.composed.config
 
     def _choose_workers(self, sides: Sides) -> None:
         self.config = with_workers(self.config, sides, self.processes)

@@ -55,6 +55,7 @@ class Composed:
     trail: Trail | None = field(default=None, compare=False, repr=False)  # how it was made
     origins: Origins | None = field(default=None, compare=False, repr=False)  # origins of values, for the run's folder
     brought: Brought | None = field(default=None, compare=False, repr=False)  # what the checkpoint of the command says
+    head: tuple[tuple[str, str], ...] = ()  # rows of the run's head that say what follows from the env
 
 
 def compose(overrides: Sequence[str], config_name: str = "train", config_dirs: Sequence[str] = ()) -> Composed:
@@ -86,6 +87,18 @@ def compose_unchecked(
         raise _with_rest(error, overrides, config_name, config_dirs) from None
 
 
+def with_model(composed: Composed, name: str) -> Composed:
+    """Composes a command anew with the file ``name`` of the group ``model``.
+
+    Args:
+        composed: with its trail.
+    """
+    trail = composed.trail
+    assert trail is not None
+    rest = [one for one in trail.overrides if one.lstrip("+").partition("=")[0] != "model"]
+    return _composed([*rest, f"model={name}"], trail.config_name, trail.config_dirs, checkpoint=trail.checkpoint)
+
+
 def _composed(
     overrides: Sequence[str], config_name: str, config_dirs: Sequence[str], partial: bool = False,
     checkpoint: Named | None = None,
@@ -98,7 +111,7 @@ def _composed(
     """
     folder = None if checkpoint is None else checkpoint.folder
     brings = Bringing(folder, overrides, config_name, checkpoint.trusted) if checkpoint and folder else None
-    trail = Trail(config_name, tuple(config_dirs), tuple(overrides))
+    trail = Trail(config_name, tuple(config_dirs), tuple(overrides), checkpoint)
     trail.expanded = [readable(override) for override in expand(overrides, config_name, config_dirs)]
     raw = compose_files(trail.expanded, config_name, config_dirs)
     hydra = raw.pop("hydra")

@@ -20,6 +20,7 @@ from embodied.schema.others.tables import find, joined
 from embodied.schema.rules.aliases import BACKEND, SAID
 
 if TYPE_CHECKING:
+    from embodied.lib.weights_folder import Named
     from embodied.schema.keys.config import Config
     from embodied.schema.others.systems import Normalised
     from embodied.schema.rules.derivation import Derivation
@@ -57,6 +58,7 @@ class Trail:
     config_name: str
     config_dirs: tuple[str, ...]
     overrides: tuple[str, ...]
+    checkpoint: Named | None = None  # what the command line says of one
     expanded: list[str] = field(default_factory=list)  # the same in hydra's own grammar
     choices: Mapping[str, str] = field(default_factory=dict)  # group → its file
     sources: Sequence[Mapping[str, str]] = ()  # folders and packages in which hydra has looked for files

@@ -28,6 +28,9 @@ IMAGE_SIZE = "image_size"
 """Name of the function there that is given ``model_path`` and says how many pixels a side of a picture has."""
 PROMPT_BYTES, MOST_PROMPT_BYTES = 2048, 1 << 20
 TOKEN_BYTES = 8  # bytes of prompt allowed a token; English text has about four
+STATISTICS = "unnorm_key"
+"""Key of a model, and name of the function there that says what ``auto`` means. It is given the task suite of the env,
+and those keys of the model that it takes."""
 OTHER_NAMES = {"single_choice": "choice", "boxed_math": "boxed"}
 """What Cosmos-RL calls some verifiers."""
 
@@ -48,6 +51,8 @@ def derived(config: Config, command_line: Sequence[str] = ()) -> Derivation:
     if data.val_rollout_batch_size is not None:
         slots = {"env.eval.total_num_envs": _slots_of_evaluation(config, command_line)}
         found.add(slots, "data.val_rollout_batch_size", "algorithm.val_group_size")
+    if (config.actor.model.model_extra or {}).get(STATISTICS) == "auto":
+        found.include(_statistics(config))
     for side in SIDES:
         found.include(_of_side(config, side, command_line), below=f"env.{side}.")
     _check_apart(config, found.values)
@@ -77,6 +82,23 @@ def _of_side(config: Config, side: str, given: Sequence[str]) -> Derivation:
         parts = with_prompts(config, found.values.get("verifier", own["verifier"]))
         asked = (*found.sources.get("verifier", ()), "data.return_raw_chat", "data.return_full_prompt")
         found.add({} if parts is None else {"verifier": parts}, *asked)
+    return found
+
+
+def _statistics(config: Config) -> Derivation:
+    """The name of the dataset statistics that a model has for the task suite of its env; empty if it has no function
+    that says it."""
+    model, side = config.actor.model, "eval" if config.runner.only_eval else "train"
+    named, own = f"{model.target.rpartition('.')[0]}.{STATISTICS}", dict(model.model_extra or {})
+    found = Derivation()
+    try:
+        takes = arguments_of(named, "actor.model._target_").named
+    except ConfigError:
+        return found
+    suite = own_of(config, side).get("task_suite_name")
+    options = {name: value for name, value in own.items() if name in takes}
+    name = load_target(named, "actor.model._target_")(suite, **options)
+    found.add({f"actor.model.{STATISTICS}": name}, f"env.{side}.{'_target_' if suite is None else 'task_suite_name'}")
     return found
 
 

@@ -4,5 +4,6 @@
 |---|---|
 | ``sizes.py`` | ``bench``: numbers of workers and slots from what was measured |
 | ``sources.py`` | ``explain``: where a key stands in the YAML files and in the code |
+| ``models_page.py`` | ``docs``: the page of models |
 | ``card.py`` | ``export``: the model card of a folder |
 """

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from embodied.models.openvla_oft import for_env
+from embodied.models.openvla_oft.settings import OF_ENV
 from safetensors.torch import load_file
 
 from embodied import sft, train
@@ -38,7 +40,9 @@ def test_it_is_small_whole_and_names_no_folder_of_a_machine():
     assert decision.fields["actions"].shape == (2, 8, 7)
     assert decision.fields["actions"].abs().max() <= 1
     assert not policy.spec.random_weights
-    config = compose(["experiment=quickstart_libero"]).config.actor.model.model_extra
+    own = compose(["experiment=quickstart_libero"]).config.actor.model.model_extra
+    asked = {name: own[name] for name in ("model_path", *OF_ENV)}
+    config = {**own, **for_env(env, (), **asked)[0]}
     configured = {name: config[name] for name in PICTURES if name in config}
     assert policy.pictures() == {"image_preset": "rlinf", **configured}
 
