@@ -10,8 +10,6 @@ import numpy as np
 
 from embodied.types import ArraySpec, Elements, EnvSpec, Noise, PolicySpec
 
-AXES = ("action_axis", "length_axis")
-
 
 def to_json(spec: PolicySpec) -> dict[str, Any]:
     """Converts the parts of a spec to values that ``json.dumps`` takes."""
@@ -26,16 +24,16 @@ def from_json(data: Mapping[str, Any], env: EnvSpec) -> PolicySpec:
     """Makes a spec from what :func:`to_json` returned. Raises KeyError, TypeError or ValueError if it is another."""
     decision = {str(name): _field(field) for name, field in data["decision"].items()}
     elements, noise, count = data["elements"], data["noise"], _count(data["num_action_chunks"])
-    action, length = (None if axis is None else _count(axis) for axis in map(elements.__getitem__, AXES))
+    action, length = _axis(elements["action_axis"]), _axis(elements["length_axis"])
+    scored = Elements(_shape(elements["shape"]), action, length, tuple(map(str, elements["levels"])))
     drawn = Noise(_shape(noise["shape"]), str(noise["kind"]), _count(noise["uniform"]), _count(noise["greedy"]))
     if drawn.kind not in ("uniform", "normal") or max(drawn.uniform, drawn.greedy) > (*drawn.shape, 0)[0]:
         raise ValueError(f"noise is {noise}")
     if decision["actions"] != (wanted := env.action.field(count)) or decision["logprobs"].dtype != "float32":
         raise ValueError(f"a decision is {decision}, expected actions as {wanted}, and log-probs of float32")
     return PolicySpec(
-        count, decision, Elements(_shape(elements["shape"]), action, length, tuple(map(str, elements["levels"]))), drawn,
+        count, decision, scored, drawn, entropy=False, distribution=False,
         categories={str(name): _count(most) for name, most in data["categories"].items()},
-        entropy=False, distribution=False,
     )  # fmt: skip
 
 
@@ -66,3 +64,7 @@ def _count(value: Any) -> int:
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r} is no whole number of 0 or more")
     return value
+
+
+def _axis(value: Any) -> int | None:
+    return None if value is None else _count(value)
