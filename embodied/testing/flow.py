@@ -78,6 +78,8 @@ class FlowPolicy(nn.Module):
 
     def sampler(self, sampling: Sampling) -> Mapping[str, Any]:
         """See :meth:`embodied.protocols.NamesSampler.sampler`."""
+        if not self._one_step:
+            return {}
         return {"sampler": "flow_sde" if sampling.do_sample else "ode", "num_steps": self._steps}
 
     def bind(self, env: EnvSpec) -> None:
