@@ -112,6 +112,7 @@ def test_it_declares_what_the_policy_declares_and_answers_as_it_does(policy, fol
             torch.testing.assert_close(found[name], values, atol=1e-5, rtol=0, check_dtype=True)
 
 
+@pytest.mark.parametrize("folder", ["torch_export"], indirect=True)
 def test_an_evaluation_of_it_draws_the_noise_of_greedy_decisions(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert evaluation.main([*RUN, f"actor.model.model_path={folder}", "runner.logger.log_path=run"]) == 0
@@ -124,7 +125,7 @@ def test_an_evaluation_of_it_draws_the_noise_of_greedy_decisions(folder, tmp_pat
 @pytest.mark.parametrize(
     ("part", "change"),
     [
-        ("noise", {"kind": "cauchy"}), ("noise", {"greedy": 9}), ("noise", {"shape": [-1]}),
+        ("noise", {"kind": "cauchy"}), ("noise", {"greedy": 9}), ("noise", {"shape": [3, -4, 7]}),
         ("elements", {"action_axis": "0"}), ("decision", {"actions": {"shape": [4, 6], "dtype": "float32"}}),
         ("decision", {"logprobs": {"shape": [4, 7], "dtype": "objects"}}), ("num_action_chunks", None),
     ],
