@@ -39,6 +39,7 @@ from embodied.protocols.policy import Decoding as Decoding
 from embodied.protocols.policy import FitsEnv as FitsEnv
 from embodied.protocols.policy import HasDemonstrationLoss as HasDemonstrationLoss
 from embodied.protocols.policy import HasExtraState as HasExtraState
+from embodied.protocols.policy import NamesSampler as NamesSampler
 from embodied.protocols.policy import Policy as Policy
 from embodied.protocols.policy import PreparesPictures as PreparesPictures
 from embodied.protocols.policy import Shardable as Shardable
@@ -49,6 +50,7 @@ from embodied.protocols.policy import UsesStatistics as UsesStatistics
 from embodied.protocols.serving import EXPORT_DTYPES as EXPORT_DTYPES
 from embodied.protocols.serving import QUANTIZATIONS as QUANTIZATIONS
 from embodied.protocols.serving import ROUNDINGS as ROUNDINGS
+from embodied.protocols.serving import ContinuesChunks as ContinuesChunks
 from embodied.protocols.serving import EngineFacts as EngineFacts
 from embodied.protocols.serving import EngineText as EngineText
 from embodied.protocols.serving import Examples as Examples
