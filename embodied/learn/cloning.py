@@ -11,7 +11,7 @@ Step s of a run takes the places s·B … (s + 1)·B of an endless sequence of s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -151,9 +151,14 @@ class Cloner(Stepping):
         """Give the policy the demonstrations' instructions. An evaluation gives it those of its env."""
         self.policy.bind(self._spec)
 
-    def iterate(self, iteration: int, watch: Watch = unwatched) -> None:
+    def iterate(
+        self, iteration: int, watch: Watch = unwatched, after_step: Callable[[int], None] = lambda steps: None
+    ) -> None:
         """Makes the optimizer steps of an iteration that are not done yet. ``watch`` may end it between two passes; a
         step that is not whole is then dropped, and the cloner is what it was after the step before.
+
+        Args:
+            after_step: called after each optimizer step with :attr:`steps_done`; may save the cloner.
 
         Raises:
             NumericalError: too many updates in a row were not finite.
@@ -168,6 +173,7 @@ class Cloner(Stepping):
             for k, step in enumerate(steps, start=done):
                 self.engine.set_rates(iteration + (k + 1) / count)
                 self._step(step, batch, passed, read)
+                after_step(self.steps_done)
         self.engine.rest()
 
     def close_iteration(self, iteration: int) -> dict[str, float]:

@@ -10,6 +10,7 @@ repeats a validation or an evaluation that was cut short.
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 
 from embodied.learn.cloning import Cloner
@@ -87,7 +88,7 @@ def train(
             steps = config.sft.steps_per_iteration - cloner.steps_done
             with reporter.updating(cloner.device, config.actor.num_threads):
                 watch = reporter.watch(reporter.title(iteration), lambda left_s: not stop.wanted)
-                cloner.iterate(iteration, watch)
+                cloner.iterate(iteration, watch, partial(saves.save_if_due, iteration))
                 found = cloner.validate(watch)
             if due(iteration + 1, runner.val_check_interval, runner.max_epochs):
                 with reporter.sections("time/eval"), cloner.evaluated():

@@ -18,7 +18,7 @@ from embodied.run.build.shares import slots_of, workers_of
 from embodied.run.evaluation.conditions import conditions, limit_of
 from embodied.run.folder.beside.exports import FOLDER as EXPORTS
 from embodied.run.folder.beside.reports import FILE as REPORT
-from embodied.runtime.plan import states_of_training
+from embodied.runtime.plan import tasks_and_starts
 from embodied.runtime.slab import slab_bytes
 from embodied.schema.compose.compose import Composed
 
@@ -37,7 +37,7 @@ def of_training(
     chunk = model.policy.spec.num_action_chunks
     slots = processes.of("rollout").divide(train.config.total_num_envs)
     return [
-        ["tasks", f"{len(train.spec.tasks)} ({sum(states_of_training(train.spec, held_out))} starts)"],
+        ["tasks", tasks_and_starts(train.spec, held_out)],
         [
             "episodes per iteration",
             f"{sizes.episodes} = {sizes.groups} starts × {algorithm.group_size}{_extra(algorithm, train, sizes)}",

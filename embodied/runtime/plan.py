@@ -106,6 +106,14 @@ def states_of_training(spec: EnvSpec, held_out: int) -> list[int]:
     return [states if states == 1 else states - held_out for states in spec.num_init_states]
 
 
+def tasks_and_starts(spec: EnvSpec, held_out: int) -> str:
+    """Formats the number of tasks, and of initial states that training starts from; where each task has one state, the
+    seed of an episode draws its start."""
+    states = states_of_training(spec, held_out)
+    starts = "starts drawn from the seed" if set(states) == {1} else f"{sum(states)} starts"
+    return f"{len(states)} ({starts})"
+
+
 def _starts(states: Sequence[int], order: StartOrder, first: int, count: int, env_seed: int) -> list[Start]:
     ends = np.cumsum(states)  # end of each task in the list of all pairs (task, state)
     starts, offset = [], env_seed + order.sampling_round * ROUND_SEEDS

@@ -28,7 +28,7 @@ from embodied.run.build.given import ConfiguredEnv
 from embodied.run.build.shares import render_gpus_of, requested_workers
 from embodied.run.build.workers.pools import forks, pool_config
 from embodied.run.folder.folder import RunFolder
-from embodied.runtime.plan import states_of_training, train_plan
+from embodied.runtime.plan import tasks_and_starts, train_plan
 from embodied.runtime.pool.fork_server import ForkServer
 from embodied.runtime.pool.pool import Pool, num_workers
 from embodied.runtime.recorder import Recorder
@@ -171,9 +171,8 @@ def _workers(config: Config) -> int:
 def _plan(config: Config, side: ConfiguredEnv, path: Path) -> list[list[str]]:
     spec, demos = side.spec, config.demos
     ends = "succeed or end in the mistake" if demos.mistakes else "succeed"
-    starts = sum(states_of_training(spec, config.protocol.held_out_states))
     return [
-        ["tasks", f"{len(spec.tasks)} ({starts} starts)"],
+        ["tasks", tasks_and_starts(spec, config.protocol.held_out_states)],
         ["episodes", f"{demos.episodes} that {ends}, of at most {side.max_steps} control steps"],
         ["noise", f"{demos.noise_std:g} of half the action range, executed and not recorded"],
         *(

@@ -19,7 +19,7 @@ from ranks import FORKS
 def python(
     words: Sequence[str], cwd: Path, env: Mapping[str, str] | None = None, timeout_s: float = 300.0
 ) -> subprocess.CompletedProcess[str]:
-    """Runs ``python -m MODULE …`` or ``python -c CODE …``.
+    """Runs ``python -m MODULE …``, ``python -c CODE …`` or ``python FILE …``.
 
     Raises:
         TimeoutError: it did not end in time, and was killed.
@@ -45,13 +45,15 @@ def _run(words: Sequence[str], cwd: str, env: Mapping[str, str], files: Sequence
     os.environ.clear()
     os.environ |= env
     sys.path.insert(0, cwd)
-    kind, program, *arguments = words
-    sys.argv[:] = [kind, *arguments]
+    program, *arguments = words[1:] if words[0] in ("-m", "-c") else words
+    sys.argv[:] = [words[0], *arguments]
     try:
-        if kind == "-m":
+        if words[0] == "-m":
             runpy.run_module(program, run_name="__main__", alter_sys=True)
-        else:
+        elif words[0] == "-c":
             exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})
+        else:
+            runpy.run_path(program, run_name="__main__")
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

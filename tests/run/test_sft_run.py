@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
@@ -15,6 +16,8 @@ import pytest
 
 from embodied import sft, train
 from embodied.learn.checkpoint.metadata import read_meta
+from embodied.learn.cloning import Cloner
+from embodied.run.folder import saves
 from embodied.runtime.pool import pool
 from embodied.tools import demos
 
@@ -138,6 +141,30 @@ def test_the_same_seed_is_the_same_run_and_a_resumed_one_goes_on_exactly():
     assert weights(4, "other") != weights(4, "whole")
     assert run(*options, "runner.max_epochs=4", "data.brightness=0", name="plain") == 0
     assert weights(4, "plain") != weights(4, "whole")
+
+
+def test_the_clock_saves_within_an_iteration_and_a_run_that_dies_goes_on_there_to_the_same_bits(monkeypatch):
+    """The clock of this test goes on by a second whenever it is read: once an optimizer step, and once a save."""
+    by_clock = ("data.brightness=0.2", "runner.save_interval=1", "runner.save_interval_s=3")
+    assert run("data.brightness=0.2", name="whole") == 0
+    made = Cloner._step
+
+    def dies(self, step, *rest):
+        if step == 4:
+            raise RuntimeError("the power is off")
+        made(self, step, *rest)
+
+    with monkeypatch.context() as patch:
+        seconds = itertools.count()
+        patch.setattr(saves, "monotonic", lambda: float(next(seconds)))
+        patch.setattr(Cloner, "_step", dies)
+        with pytest.raises(RuntimeError, match="the power is off"):
+            run(*by_clock, name="dying")
+        assert [path.name for path in Path("runs/dying/checkpoints").iterdir()] == ["000000+003"]
+    assert run(*by_clock[:2], name="dying") == 0
+    assert [one.name for one in sorted(Path("runs/dying/checkpoints").iterdir())] == ["000000+003", "000001", "000002"]
+    assert lasting("dying") == lasting("whole")
+    assert weights(2, "dying") == weights(2, "whole")
 
 
 def test_micro_batches_change_nothing_but_rounding():

@@ -19,6 +19,7 @@ from embodied.runtime.plan import (
     eval_plan,
     noise,
     states_of_training,
+    tasks_and_starts,
     train_plan,
     under_conditions,
     video_name,
@@ -192,6 +193,8 @@ def test_training_draws_no_scene_of_evaluations_whatever_its_seeds_begin_at(env_
 def test_states_that_are_held_out_are_the_last_of_each_task_and_a_single_one_is_kept():
     spec = replace(SPEC, num_init_states=(3, 1, 4))
     assert states_of_training(spec, 2) == [1, 1, 2]
+    assert tasks_and_starts(spec, 2) == "3 (4 starts)"
+    assert tasks_and_starts(replace(spec, num_init_states=(1, 1, 1)), 2) == "3 (starts drawn from the seed)"
     assert pairs(eval_plan(spec, episodes_per_task=2, held_out=2)) == [(0, 1), (0, 2), (1, 0), (1, 0), (2, 2), (2, 3)]
     trained = [train_plan(spec, seed=1, iteration=k, episodes=4, group_size=1, held_out=2) for k in range(3)]
     assert {pair for one in trained for pair in pairs(one)} == {(0, 0), (1, 0), (2, 0), (2, 1)}

@@ -21,9 +21,10 @@ from embodied.lib.whole import write_whole
 from embodied.schema import ProtocolConfig, defaults
 
 MAY_CHANGE = (
-    "runner.max_epochs", "runner.save_interval", "runner.val_check_interval", "runner.resume_dir", "runner.dry_run",
-    "runner.device_memory_gib", "runner.profiler", "runner.trace_verbosity", "actor.group_name",
-    "runner.max_bad_updates", "runner.device", "runner.num_threads", "runner.output_dir", "runner.logger",
+    "runner.max_epochs", "runner.save_interval", "runner.save_interval_s", "runner.val_check_interval",
+    "runner.resume_dir", "runner.dry_run", "runner.device_memory_gib", "runner.profiler", "runner.trace_verbosity",
+    "actor.group_name", "runner.max_bad_updates", "runner.device", "runner.num_threads", "runner.output_dir",
+    "runner.logger",
     "runner.checkpoint", "runner.stop_timeout_s", "runner.val_before_train", "env.eval", "env.num_workers",
     "env.init_timeout_s", "env.reset_timeout_s", "env.step_timeout_s", "env.max_worker_restarts", "env.python",
     "env.start_method", "runner.selftest",

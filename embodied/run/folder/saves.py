@@ -91,11 +91,12 @@ class Saves:
             with self._reporter.console.progress("copying what a stop would save", brief=True):
                 self.checkpoints.keep(self._learner, iteration, self._reporter.run_ids)
 
-    def save_if_due(self, iteration: int) -> None:
-        """Saves after ``iteration`` iterations if ``runner.save_interval`` or the clock says so."""
-        if save_due(self._runner, iteration, self._saved_at):
+    def save_if_due(self, iteration: int, steps: int = 0) -> None:
+        """Saves after ``iteration`` iterations if ``runner.save_interval`` or the clock says so; after ``steps``
+        optimizer steps of the next one only if the clock does."""
+        if save_due(self._runner, iteration, self._saved_at, steps):
             with self._reporter.sections("time/save"):
-                self.save(iteration)
+                self.save(iteration, steps)
             self._saved_at = monotonic()
 
     def save(self, iteration: int, steps: int = 0) -> None:
@@ -136,9 +137,9 @@ class Saves:
         self.checkpoints.close(self._reporter.console.say)
 
 
-def save_due(runner: RunnerConfig, iteration: int, saved_at: float) -> bool:
+def save_due(runner: RunnerConfig, iteration: int, saved_at: float, steps: int = 0) -> bool:
     """Returns whether to save now: by iterations, or by the clock of rank 0, because the processes' clocks differ."""
-    if due(iteration, runner.save_interval, runner.max_epochs, always_last=True):
+    if not steps and due(iteration, runner.save_interval, runner.max_epochs, always_last=True):
         return True
     interval = runner.save_interval_s
     return interval is not None and collectives.of_first(lambda: monotonic() - saved_at >= interval)

@@ -166,8 +166,8 @@ class RunnerConfig(Section):
     save_interval_s: float | None = Field(
         None,
         gt=0,
-        description="Also save at the end of the first iteration that ends this many seconds after the checkpoint "
-        "before (or the start); null = off.",
+        description="Also save when this many seconds have passed since the checkpoint before (or the start): at the "
+        "end of an iteration, in supervised training after an optimizer step; null = off.",
     )
     stop_timeout_s: float = Field(
         20.0,
