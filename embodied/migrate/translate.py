@@ -1,4 +1,4 @@
-"""Turns a configuration of RLinf, verl, ROLL or Cosmos-RL into one of ours, and says what became of each key.
+"""Turns a configuration of RLinf, verl, ROLL, Cosmos-RL or TRL into one of ours, and says what became of each key.
 
 The order of their keys says nothing: they are taken in the order of their names, and where two contradict each other,
 :mod:`embodied.migrate.claims` says which one counts.
@@ -27,6 +27,7 @@ from embodied.schema.others.values import number_or_text
 
 SYSTEMS: Mapping[str, tuple[str, ...]] = {
     "rlinf": ("rlinf", "rlinf-old"), "verl": ("verl", "simplevla-rl"), "roll": ("roll",), "cosmos-rl": ("cosmos-rl",),
+    "trl": ("trl",),
 }  # fmt: skip
 """What a user calls a system → its names in the tables."""
 
@@ -38,7 +39,7 @@ PROBES = (True, False, 0.5, 2, "x")
 DECIDES = (
     *TRAINED, "algorithm.group_size", "algorithm.kl_beta", "algorithm.use_kl_in_reward", "algorithm.clip_ratio_low",
     "algorithm.clip_ratio_high", "actor.optim.lr", "actor.model.model_path", "actor.model.is_lora",
-    "actor.global_batch_size", "data.rollout_batch_size", *groups.NAMES,
+    "actor.global_batch_size", "data.rollout_batch_size", "env.train.verifier", *groups.NAMES,
 )  # fmt: skip
 """Keys and groups of ours that say what is trained: no default stands for a value of theirs that cannot be known."""
 
