@@ -70,7 +70,8 @@ def migrate(
             found.notes[number] = replace(note, key=f"{note.key.removeprefix('=')} (their default)")
         found.settings |= {name: one for name, one in note.settings.items() if name not in groups.NAMES}
     _leave_open(found, chosen)
-    groups.choose(found, chosen, any(_names_problems(key, SYSTEMS[system]) for key in flat))
+    names_problems = system == "trl" or any(_names_problems(key, SYSTEMS[system]) for key in flat)
+    groups.choose(found, chosen, names_problems)
     fit(found, system, kind_of(system, flat, chosen), flat, overrides)
     attempt(found, overrides, devices)
     return found

@@ -81,7 +81,7 @@ class Conditions:
     def _once(self) -> str:
         """Says why each problem is asked once, where that may be fewer than ``env.eval.episodes_per_task``."""
         once = self.kind.asks_once(bool(self.sampling.get("do_sample")))
-        return ", each once, as a greedy answer does not change" if once else ""
+        return ", each once (a greedy answer does not change)" if once else ""
 
     @property
     def limit(self) -> str:

@@ -1,4 +1,4 @@
-"""Finds the latest files of a run for its panel: checkpoint, video and answers, and the metrics of earlier iterations."""
+"""Finds the latest files of a run for its panel: checkpoint, video, answers, and metrics of earlier iterations."""
 
 from __future__ import annotations
 

@@ -231,7 +231,8 @@ def split(row: Row, value: Any, get: Lookup) -> Translation:
     """Translates a part of a data set of Hugging Face; files have none."""
     key = "dataset_name" if row.key == "dataset_train_split" else "eval_dataset_name"
     named = get(key) if get(key) is not None else get("dataset_name")
-    used = row.key == "dataset_train_split" or get("eval_dataset_name") or str(get("eval_strategy") or "no") != "no"
+    evaluates = str(get("eval_strategy") or "no").lower() not in ("no", "false")
+    used = row.key == "dataset_train_split" or get("eval_dataset_name") or evaluates
     if isinstance(get, Unknown):
         return Translation({row.ours[0]: value}, "renamed")
     if _files(named) or named is None or value is None or not used:
