@@ -23,12 +23,18 @@ DEGREES = ("dp_shard_size", "dp_replicate_size", "tp_size", "cp_size", "pp_size"
 
 def count_processes(migration: Migration, system: str, flat: Mapping[str, Any]) -> None:
     """Sets how many processes on how many machines their file asks for, where it says so by its placement alone."""
-    if GPUS in migration.settings:
+    if GPUS in migration.settings and system != "roll":  # whose number is that of a machine, not of those in use
         return
     found = {"rlinf": _of_rlinf, "roll": _of_roll, "cosmos-rl": _of_cosmos}.get(system, lambda flat: None)(flat)
-    if found is None or prod(found) == 1:
+    if found is None:
         return
     nodes, here = found
+    for number, note in enumerate(migration.notes):
+        if GPUS in note.settings:
+            migration.notes[number] = replace(note, how="nothing", settings={}, why="the devices in use say it")
+            migration.settings.pop(GPUS, None)
+    if prod(found) == 1:
+        return
     settings = {GPUS: here, **({NODES: nodes} if nodes > 1 else {})}
     migration.settings |= settings
     migration.notes.append(Note("(placement)", nodes * here, "derived", settings, "a process for each of their GPUs"))

@@ -22,7 +22,6 @@ from pathlib import Path
 from embodied import errors
 from embodied.cli import piped
 from embodied.errors import ConfigError, EmbodiedError, did_you_mean, printed
-from embodied.migrate.families import reason_of
 from embodied.observe import metrics
 from embodied.observe.metrics import METRICS, STAGES
 from embodied.schema.compose import of_hydra
@@ -105,7 +104,7 @@ def explain(name: str) -> list[Entry]:
     found = _of_short_name(wanted, known) or [one for one in known.values() if _has(one.name, wanted)]
     if choices:
         return [*choices, *found] if len(found) <= MOST else choices
-    if not found and (reason := reason_of(wanted)):
+    if not found and (reason := _why_none(wanted)):
         return [_of_another_system(wanted, reason)]
     if not found or not wanted:
         names = [*known, *(f"{section}.{one.name}" for one in others)]
@@ -116,6 +115,13 @@ def explain(name: str) -> list[Entry]:
     if len(found) > MOST:
         raise ConfigError(f"{len(found)} names have '{wanted}' in them", "give more of the name")
     return found
+
+
+def _why_none(name: str) -> str:
+    """Says why a key of another system is none here; empty if no system has it."""
+    from embodied.migrate.families import reason_of  # with all that a run needs, which takes a second
+
+    return reason_of(name) if name else ""
 
 
 def _of_another_system(name: str, text: str) -> Entry:

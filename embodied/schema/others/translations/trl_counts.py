@@ -159,7 +159,7 @@ def evaluates(row: Row, value: Any, get: Lookup) -> Translation:
     """Translates when evaluations are; in TRL they sample as the training does, several answers to each prompt."""
     kind = str(value).lower()
     if kind in ("no", "false"):
-        return Translation({row.ours[0]: -1}, "derived", "only after the last iteration")
+        return Translation({row.ours[0]: -1}, "derived", "there are none")
     settings: dict[str, Any] = {"algorithm.val_sampling_params.do_sample": True}
     for name in ("temperature", "top_p", "top_k", "repetition_penalty"):
         if (number := get(name)) is not None:
