@@ -246,7 +246,7 @@ def test_which_keys_can_change_a_number(system, key, changes):
 
 
 def test_every_family_is_of_a_system_and_says_one_thing():
-    assert {one.system for one in families()} <= {"*", "rlinf", "verl", "roll", "cosmos-rl"}
+    assert {one.system for one in families()} <= {"*", "rlinf", "verl", "roll", "cosmos-rl", "trl"}
     assert [one for one in families() if not (one.harmless or one.says == "refused" or one.opens)] == []
     assert [one for one in families() if not one.why] == []
     same = [(one.system, one.pattern) for one in families()]

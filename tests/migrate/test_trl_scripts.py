@@ -78,6 +78,7 @@ def test_a_value_that_stands_in_the_script_is_taken(text, value):
         "def main(B=0.1):\n    GRPOConfig(beta=B)",
         "B = 1\nif input():\n    B = 2\nGRPOConfig(beta=B)",
         "for B in (1, 2):\n    GRPOConfig(beta=B)",
+        "try:\n    B = 1\nexcept OSError:\n    B = 2\nGRPOConfig(beta=B)",
         "B = 1\nB += 1\nGRPOConfig(beta=B)",
         "def f():\n    B = 1\nGRPOConfig(beta=B)",
         "B = 1\ndef main():\n    GRPOConfig(beta=B)\nB = 2",
