@@ -70,12 +70,23 @@ def _share_slots(migration: Migration, processes: int) -> None:
         migration.notes.append(Note(f"({key})", slots, "derived", {key: slots}, f"shared by {processes} processes"))
 
 
-def _to_command(migration: Migration, key: str) -> None:
+def start_one(migration: Migration, why: str) -> None:
+    """Leaves their processes out, for the reason ``why``: the command starts one."""
+    nodes, here = migration.launch
+    migration.launch = (1, 1)
+    said = f"the command starts one, because {why}; with another number start torchrun yourself"
+    migration.notes.append(Note("(processes for their GPUs)", nodes * here, "extra", why=said))
+    for key in (NODES, GPUS):
+        _to_command(migration, key, "one process is started")
+
+
+def _to_command(
+    migration: Migration, key: str, why: str = "the command says it: torchrun starts the processes"
+) -> None:  # fmt: skip
     migration.settings.pop(key, None)
     for number, note in enumerate(migration.notes):
         if key in note.settings:
             kept = {name: value for name, value in note.settings.items() if name != key}
-            why = "the command says it: torchrun starts the processes"
             migration.notes[number] = replace(note, how=note.how if kept else "nothing", settings=kept, why=why)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from embodied.errors import EmbodiedError
 from embodied.migrate import texts
-from embodied.migrate.processes import launch
+from embodied.migrate.processes import launch, start_one
 from embodied.migrate.result import Migration
 from embodied.parallel.group import Group
 from embodied.rows.hub import is_hub_name
@@ -25,6 +25,8 @@ from embodied.schema.compose.compose import compose
 MOST_TRIES = 60
 NOT_SET = re.compile(r"([\w.]+) is not set, and has no default")
 """What an error says of a key that the user has to give; the rest is tried with something in its place."""
+UNEQUAL = re.compile(r".*processes of the run cannot share it equally")
+"""What an error says of a number that several processes do not divide: it is kept, and one process is started."""
 TRAINED = ("algorithm.loss_type", "algorithm.adv_type", "algorithm.loss_agg_func", "runner.task_type")
 """Keys that say what is trained: where a run knows no such value, the key stays open instead of at its default."""
 ROBOT = {"env": "libero_10", "env.eval": "libero_10", "model": "openvla_oft_tiny"}
@@ -57,7 +59,11 @@ def attempt(migration: Migration, overrides: Sequence[str], devices: int | None 
                 composed = True
                 check(config, processes)
         except EmbodiedError as error:
-            if not_set := NOT_SET.match(error.message):
+            unequal = UNEQUAL.search(error.message)
+            if unequal and any(key in unequal[0] for key in migration.settings):  # a number of theirs, and not ours
+                start_one(migration, unequal[0])
+                processes = Group()
+            elif not_set := NOT_SET.match(error.message):
                 missing[not_set[1]] = str(error)
             elif not _left_out(migration, error):
                 migration.remaining, migration.elsewhere = ("", str(error)) if composed else (str(error), "")

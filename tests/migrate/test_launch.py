@@ -72,3 +72,11 @@ def test_gpus_are_counted_only_where_several_are_asked_for(monkeypatch):
     migrate({"cluster": {"num_gpus_per_node": 2}}, "rlinf", FAKE)
     assert asked == [1]
     assert machine.gpus() >= 0
+
+
+def test_processes_that_cannot_share_a_batch_take_nothing_out_of_the_result():
+    theirs = {"num_processes": 8, "num_generations": 16, "model_name_or_path": "m", "dataset_name": "owner/x"}
+    found = migrate(theirs, "trl", devices=0)
+    assert found.settings["data.rollout_batch_size"] == 4, "as their file says, for 8 processes"
+    assert found.launch == (1, 1)
+    assert "the 8 processes of the run cannot share it equally" in note(found, "(processes for their GPUs)").why
