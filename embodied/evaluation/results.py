@@ -219,7 +219,7 @@ def _evaluation(name: str, file: Path, found: Mapping[str, Any]) -> WrittenEvalu
         conditions["answers"] = True
         not_run += max(0, _whole(answers["total"]) - _whole(answers["problems"]))
     elif "episodes_per_task" in conditions:
-        planned = conditions["episodes_per_task"] * len(tasks) * conditions.get("group_size", 1)
+        planned = _planned(conditions, len(tasks))
         not_run = max(not_run, planned - len(found["episodes"]) + not_run)
     if not outcomes:
         raise ValueError("it has no episode that was run")
@@ -242,6 +242,14 @@ def _evaluation(name: str, file: Path, found: Mapping[str, Any]) -> WrittenEvalu
 def is_of_texts(conditions: Mapping[str, Any]) -> bool:
     """Returns whether the conditions are those of problems in text."""
     return "answers" in conditions or "max_new_tokens" in conditions.get("sampling", {})
+
+
+def _planned(conditions: Mapping[str, Any], tasks: int) -> int:
+    """Counts the episodes that an evaluation plans. A greedy one of texts runs each problem of a task once at most."""
+    each, states = _whole(conditions["episodes_per_task"]), list(conditions.get("init_states_per_task", ()))
+    once = is_of_texts(conditions) and conditions.get("sampling", {}).get("do_sample") is False
+    counts = [min(each, _whole(count)) if once and count > 1 else each for count in states]
+    return (sum(counts) if len(counts) == tasks else each * tasks) * _whole(conditions.get("group_size", 1))
 
 
 def _lengths(row: Mapping[str, Any], texts: bool) -> Lengths:

@@ -1,4 +1,4 @@
-"""Configurations of RLinf, verl, SimpleVLA-RL, ROLL and Cosmos-RL as experiments of this project.
+"""Configurations of RLinf, verl, SimpleVLA-RL, ROLL, Cosmos-RL and TRL as experiments of this project.
 
 their keys and values ─▶ usual: their defaults ─▶ schema.foreign_rules: what each says ─▶ settings ─▶ trial: the checks
 of a run ─▶ report

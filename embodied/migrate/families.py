@@ -14,7 +14,7 @@ from fnmatch import translate
 from functools import cache
 from importlib.resources import files
 
-from embodied.schema.others.tables import find
+from embodied.schema.others.tables import NAMES, find
 
 TABLE = "families.tsv"
 TRAINING = (
@@ -65,6 +65,12 @@ def _compiled() -> tuple[tuple[Family, re.Pattern[str]], ...]:
 def family_of(system: str, key: str) -> Family | None:
     """Returns the family (:class:`Family`) that a key of ``system`` belongs to; None if it has none."""
     return next((one for one, fits in _compiled() if one.system in ("*", system) and fits.match(key)), None)
+
+
+def reason_of(key: str) -> str:
+    """Returns why a key of another system is no key here, as a sentence; empty where no row is of it alone."""
+    rows = [one for one in families() if one.pattern == key and one.system in NAMES]
+    return " ".join(f"{NAMES[one.system]}'s key is left out here: {one.why}." for one in rows)
 
 
 def can_change_a_number(system: str, key: str) -> bool:

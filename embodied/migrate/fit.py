@@ -11,7 +11,9 @@ from typing import Any
 import yaml
 
 from embodied.migrate import texts
+from embodied.migrate.processes import count_processes
 from embodied.migrate.result import Migration
+from embodied.migrate.trl.fit import fit_trl
 from embodied.schema.compose.compose import compose
 from embodied.schema.keys.sections.actor import ActorConfig
 from embodied.schema.others.translation import number_of
@@ -21,6 +23,7 @@ ENGINE, LEVEL = "rollout.backend", "algorithm.reward_type"
 STEPS = "runner.max_steps"
 LIMIT, ACTIONS = "env.train.max_episode_steps", "actor.model.num_action_chunks"
 LENGTHS = {LIMIT, ACTIONS}
+LONGEST, ROOM = "algorithm.sampling_params.max_new_tokens", "actor.model.max_new_tokens"
 ADVANTAGE, WHITEN = "algorithm.adv_type", "algorithm.normalize_advantages"
 OF_TOKENS = ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
 """Estimators that the others compute, or whiten, over the tokens of texts."""
@@ -34,10 +37,14 @@ def fit(migration: Migration, system: str, kind: str, flat: Mapping[str, Any], o
     """
     if kind == "robot" and system in ("verl", "cosmos-rl"):
         _count_chunks(migration)
+    if system == "trl":
+        fit_trl(migration, flat)
     _fit_passes(migration)
+    _give_room(migration)
     _fit_data(migration, system, flat, overrides)
     _count_iterations(migration)
     _give_values(migration, system)
+    count_processes(migration, system, flat)
     _whiten_over_tokens(migration)
 
 
@@ -90,6 +97,19 @@ def _fit_passes(migration: Migration) -> None:
             why = f"{note.why}; " if note.why else ""
             note = replace(note, settings={**note.settings, PASS: batch}, why=f"{why}a pass has no more records")
         migration.notes[number] = note
+
+
+def _give_room(migration: Migration) -> None:
+    """Gives the policy room for their longest answer: it is cut at ``actor.model.max_new_tokens``, 256 by default."""
+    longest = migration.settings.get(LONGEST)
+    if migration.groups.get("model") != "causal_lm" or not isinstance(longest, int):
+        return
+    if {ROOM, "runner.seq_length"} & {*migration.settings, *migration.withheld()}:
+        return
+    migration.settings[ROOM] = longest
+    for number, note in enumerate(migration.notes):
+        if LONGEST in note.settings:
+            migration.notes[number] = replace(note, how="derived", settings={**note.settings, ROOM: longest})
 
 
 def _fit_data(migration: Migration, system: str, flat: Mapping[str, Any], overrides: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from embodied.migrate.families import can_change_a_number
+from embodied.migrate.processes import GPUS
 from embodied.migrate.result import GROUPS, HOWS, Migration, Note
 from embodied.migrate.trial import TRAINED
 from embodied.schema.compose.compose import group_options
@@ -60,10 +61,19 @@ def _short(value: object) -> str:
 
 
 def command(migration: Migration, folder: str, name: str) -> str:
-    """Returns the command line that runs a migrated experiment: one process, or as many as the foreign file
-    asks for."""
-    nodes, here = (migration.settings.get(f"cluster.{key}") or 1 for key in ("num_nodes", "num_gpus_per_node"))
+    """Returns the lines that say how a migrated experiment is run: with as many processes as the foreign file asks
+    for, and in one where this machine has fewer GPUs."""
+    nodes, here = migration.launch
     rest = f"-m embodied.train --config-dir {shlex.quote(folder)} experiment={name}"
     if nodes == here == 1:
-        return f"python {rest}"
-    return f"torchrun {'--standalone' if nodes == 1 else f'--nnodes={nodes}'} --nproc-per-node={here} {rest}"
+        return f"run it: python {rest}"
+    several = f"--nnodes={nodes} --nproc-per-node={here} --rdzv-backend=c10d --rdzv-endpoint=HOST:29500"
+    start = f"torchrun {f'--standalone --nproc-per-node={here}' if nodes == 1 else several} {rest}"
+    if nodes > 1:
+        start = f"run it on each of {nodes} machines with {here} GPUs (HOST = the name of one of them): {start}"
+    elif GPUS in migration.settings:
+        return f"run it: {start}"
+    else:
+        start = f"run it on a machine with {here} GPUs: {start}"
+    alone = "" if GPUS in migration.settings else f"\nor in one process, the same sizes and slower: python {rest}"
+    return start + alone

@@ -39,8 +39,8 @@ class Note:
 
 @dataclass
 class Migration:
-    """A foreign configuration (RLinf, verl, ROLL, Cosmos-RL) translated into ours: chosen groups, settings, and a note
-    for each key.
+    """A foreign configuration (RLinf, verl, ROLL, Cosmos-RL, TRL) translated into ours: chosen groups, settings, and a
+    note for each key.
 
     Args:
         groups: of :data:`GROUPS`, where their file says them.
@@ -49,6 +49,7 @@ class Migration:
             run does not begin before the user has decided.
         remaining: what is still wrong with it, as the error of a run says; empty if it is a whole configuration.
         elsewhere: what a run would then find wrong with files, or with this machine.
+        launch: machines, and processes on each, that their file asks for.
     """
 
     groups: dict[str, str]
@@ -57,6 +58,7 @@ class Migration:
     open: dict[str, str] = field(default_factory=dict)
     remaining: str = ""
     elsewhere: str = ""
+    launch: tuple[int, int] = (1, 1)
 
     def as_yaml(self, stand_ins: Mapping[str, str] | None = None) -> str:
         """Returns the migrated configuration as the YAML text of an experiment file.

@@ -1,5 +1,5 @@
-"""What verl, Cosmos-RL and RLinf leave to their data: how many iterations a pass over the problems is; of verl also
-which column has the answer, which verifier judges, and how many problems an evaluation has.
+"""What verl, Cosmos-RL, RLinf and TRL leave to their data: how many iterations a pass over the problems is; of verl
+also which column has the answer, which verifier judges, and how many problems an evaluation has.
 
 The files are read where they are there: their number of rows, and the first row.
 """
@@ -16,7 +16,7 @@ from embodied.rows.opening import open_source
 
 ITERATIONS, BATCH = "runner.max_epochs", "data.rollout_batch_size"
 TRAIN, VALIDATION = "data.train_data_paths", "data.val_data_paths"
-PASSES = ("trainer.total_epochs", "train.epoch", "runner.max_epochs")
+PASSES = ("trainer.total_epochs", "train.epoch", "runner.max_epochs", "num_train_epochs")
 FUNCTIONS = ("reward.custom_reward_function.path", "reward.reward_type", "reward.remote.enable")
 GSM8K, BOXED = {"name": "gsm8k", "strict": True}, {"name": "boxed"}
 OF_SOURCES: Mapping[str, Mapping[str, Any]] = {

@@ -1,4 +1,4 @@
-"""Turns a configuration of RLinf, verl, ROLL or Cosmos-RL into one of ours, and says what became of each key.
+"""Turns a configuration of RLinf, verl, ROLL, Cosmos-RL or TRL into one of ours, and says what became of each key.
 
 The order of their keys says nothing: they are taken in the order of their names, and where two contradict each other,
 :mod:`embodied.migrate.claims` says which one counts.
@@ -27,6 +27,7 @@ from embodied.schema.others.values import number_or_text
 
 SYSTEMS: Mapping[str, tuple[str, ...]] = {
     "rlinf": ("rlinf", "rlinf-old"), "verl": ("verl", "simplevla-rl"), "roll": ("roll",), "cosmos-rl": ("cosmos-rl",),
+    "trl": ("trl",),
 }  # fmt: skip
 """What a user calls a system → its names in the tables."""
 
@@ -38,7 +39,7 @@ PROBES = (True, False, 0.5, 2, "x")
 DECIDES = (
     *TRAINED, "algorithm.group_size", "algorithm.kl_beta", "algorithm.use_kl_in_reward", "algorithm.clip_ratio_low",
     "algorithm.clip_ratio_high", "actor.optim.lr", "actor.model.model_path", "actor.model.is_lora",
-    "actor.global_batch_size", "data.rollout_batch_size", *groups.NAMES,
+    "actor.global_batch_size", "data.rollout_batch_size", "env.train.verifier", *groups.NAMES,
 )  # fmt: skip
 """Keys and groups of ours that say what is trained: no default stands for a value of theirs that cannot be known."""
 
@@ -69,7 +70,8 @@ def migrate(
             found.notes[number] = replace(note, key=f"{note.key.removeprefix('=')} (their default)")
         found.settings |= {name: one for name, one in note.settings.items() if name not in groups.NAMES}
     _leave_open(found, chosen)
-    groups.choose(found, chosen, any(_names_problems(key, SYSTEMS[system]) for key in flat))
+    names_problems = system == "trl" or any(_names_problems(key, SYSTEMS[system]) for key in flat)
+    groups.choose(found, chosen, names_problems)
     fit(found, system, kind_of(system, flat, chosen), flat, overrides)
     attempt(found, overrides, devices)
     return found

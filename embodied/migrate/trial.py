@@ -15,7 +15,7 @@ from typing import Any
 
 from embodied.errors import EmbodiedError
 from embodied.migrate import texts
-from embodied.migrate.machine import gpus
+from embodied.migrate.processes import launch, start_one
 from embodied.migrate.result import Migration
 from embodied.parallel.group import Group
 from embodied.rows.hub import is_hub_name
@@ -25,6 +25,8 @@ from embodied.schema.compose.compose import compose
 MOST_TRIES = 60
 NOT_SET = re.compile(r"([\w.]+) is not set, and has no default")
 """What an error says of a key that the user has to give; the rest is tried with something in its place."""
+UNEQUAL = re.compile(r".*processes of the run cannot share it equally")
+"""What an error says of a number that several processes do not divide: it is kept, and one process is started."""
 TRAINED = ("algorithm.loss_type", "algorithm.adv_type", "algorithm.loss_agg_func", "runner.task_type")
 """Keys that say what is trained: where a run knows no such value, the key stays open instead of at its default."""
 ROBOT = {"env": "libero_10", "env.eval": "libero_10", "model": "openvla_oft_tiny"}
@@ -35,7 +37,7 @@ UNKNOWN = {"unknown loss type": "algorithm.loss_type", "unknown advantage type":
 NO_VALUE = re.compile(r"unknown (loss|advantage) type|input should be")
 """What an error says of a value that a key cannot have."""
 PARTS = ("train_subset", "train_split", "train_revision", "val_subset", "val_split", "val_revision")
-NODES, GPUS = "cluster.num_nodes", "cluster.num_gpus_per_node"
+VERIFIER = "env.train.verifier"
 
 
 def attempt(migration: Migration, overrides: Sequence[str], devices: int | None = None) -> None:
@@ -47,7 +49,8 @@ def attempt(migration: Migration, overrides: Sequence[str], devices: int | None 
         devices: GPUs of this machine; None = they are counted where several are asked for.
     """
     missing: dict[str, str] = {}  # key → the error
-    processes = _processes(migration, devices)
+    nodes, here = migration.launch = launch(migration, devices)
+    processes = Group(size=nodes * here, local_size=here)
     for _ in range(MOST_TRIES):
         composed = False
         try:
@@ -56,7 +59,11 @@ def attempt(migration: Migration, overrides: Sequence[str], devices: int | None 
                 composed = True
                 check(config, processes)
         except EmbodiedError as error:
-            if not_set := NOT_SET.match(error.message):
+            unequal = UNEQUAL.search(error.message)
+            if unequal and any(key in unequal[0] for key in migration.settings):  # a number of theirs, and not ours
+                start_one(migration, unequal[0])
+                processes = Group()
+            elif not_set := NOT_SET.match(error.message):
                 missing[not_set[1]] = str(error)
             elif not _left_out(migration, error):
                 migration.remaining, migration.elsewhere = ("", str(error)) if composed else (str(error), "")
@@ -79,6 +86,8 @@ def _composed(migration: Migration, folder: str, overrides: Sequence[str]) -> An
         file = Path(folder) / "problems.jsonl"
         file.write_text(f"{json.dumps(_row(migration.settings))}\n" * 8, encoding="utf-8")
         overrides = [*overrides, *(f"{key}=[{file}]" for key in hub), *(f"data.{part}=null" for part in PARTS)]
+    if any(one.get("name") == "custom" for one in migration.settings.get(VERIFIER) or ()):
+        overrides = [*overrides, f"{VERIFIER}=[{{name: zero}}]"]  # its file is not imported to translate another
     return compose(["experiment=theirs", *overrides], "train", [folder])
 
 
@@ -106,22 +115,6 @@ def _row(settings: Mapping[str, Any]) -> dict[str, Any]:
     if column := settings.get("data.messages_key"):
         row[str(column)] = [{"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}]
     return row
-
-
-def _processes(migration: Migration, devices: int | None) -> Group:
-    """The processes that they ask for, if this machine has as many GPUs; else one, and the keys are left out."""
-    nodes, here = (migration.settings.get(key) or 1 for key in (NODES, GPUS))
-    if not (isinstance(nodes, int) and isinstance(here, int) and nodes * here > 1 and here > 0):
-        return Group()
-    there = gpus() if devices is None else devices
-    if there >= here:
-        return Group(size=nodes * here, local_size=here)
-    start = f"torchrun --nnodes={nodes} --nproc-per-node={here} -m embodied.train …"
-    why = f"this machine has {there} GPUs; where there are {here}, set it again and start with {start}"
-    for key in (NODES, GPUS):
-        if migration.settings.get(key) not in (None, 1):
-            _leave_out(migration, key, why, "")
-    return Group()
 
 
 def _left_out(migration: Migration, error: EmbodiedError) -> bool:

@@ -100,5 +100,7 @@ def _of_cosmos(flat: Mapping[str, Any], chosen: Mapping[str, str]) -> str:
     return {"sft": "supervised", "grpo": "text"}.get(str(kind), "")
 
 
-KINDS = {"rlinf": _of_rlinf, "verl": _of_verl, "roll": _of_roll, "cosmos-rl": _of_cosmos}
+KINDS = {
+    "rlinf": _of_rlinf, "verl": _of_verl, "roll": _of_roll, "cosmos-rl": _of_cosmos, "trl": lambda flat, chosen: "text",
+}  # fmt: skip
 """System → what its file is for."""

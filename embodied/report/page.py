@@ -126,16 +126,15 @@ def _numbers(run: Run) -> list[tuple[str, str]]:
     if seconds := sum(row.get("time/iteration_s", 0.0) for row in rows):
         found.append(("wall time", _duration(seconds)))
     if episodes := sum(row.get("rollout/episodes", 0.0) for row in rows):
-        found.append(("training episodes", f"{episodes:,.0f}"))
+        found.append((f"training {'answers' if run.of_texts else 'episodes'}", f"{episodes:,.0f}"))
     return found
 
 
 def _of_last_iteration(run: Run) -> list[tuple[str, str]]:
     """Success of the last iteration; its return and progress where success is out of reach."""
     newest, steps = run.metrics.get(run.iterations, {}), run.setting("env.train.max_episode_steps")
-    where = ", ".join(
-        filter(None, ["last iteration", sides.drawn(run, "rollout"), f"in {steps} steps" if steps else ""])
-    )
+    within = f"in {steps} steps" if steps and not run.of_texts else ""
+    where = ", ".join(filter(None, ["last iteration", sides.drawn(run, "rollout"), within]))
     if run.reach.out:
         names = {"return": "rollout/return_mean", "progress": "rollout/progress_mean"}
         return [(f"{name}, {where}", f"{newest[key]:.3g}") for name, key in names.items() if key in newest]

@@ -107,6 +107,13 @@ class Run:
             found.take(row)
         return found
 
+    @property
+    def of_texts(self) -> bool:
+        """Whether its episodes are answers in text."""
+        return self.setting("runner.task_type") == "math" or any(
+            "rollout/tokens" in row for row in self.metrics.values()
+        )
+
     def setting(self, key: str) -> Any:
         """Returns the value of a dotted key of the configuration; None if it is not there."""
         found: Any = self.config

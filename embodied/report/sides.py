@@ -27,7 +27,7 @@ def cut(run: Run, side: str) -> str:
     """Says after how many control steps episodes end, where that is not the same for training and evaluations."""
     both = [run.setting(f"env.{env}.max_episode_steps") for env, _ in SIDES.values()]
     own = run.setting(f"env.{SIDES[side][0]}.max_episode_steps")
-    return f"in {own} steps" if own is not None and both[0] != both[1] else ""
+    return f"in {own} {'turns' if run.of_texts else 'steps'}" if own is not None and both[0] != both[1] else ""
 
 
 def pays(run: Run, side: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from embodied.evaluation import comparison_text
@@ -27,6 +28,12 @@ class Side:
     @property
     def protocol(self) -> str:
         return protocol_of(self.evaluation)
+
+    @property
+    def answers(self) -> Path | None:
+        """The file with the texts of this evaluation, if the run wrote one."""
+        file = self.evaluation.file.parent.parent / "generations" / f"{self.evaluation.file.stem}.jsonl"
+        return file if file.is_file() else None
 
 
 @dataclass(frozen=True)

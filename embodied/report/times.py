@@ -19,6 +19,8 @@ WORKERS = {
     "time/worker_reset_s": "resets", "time/worker_step_s": "control steps", "time/worker_render_s": "observations",
     "time/worker_video_s": "frames of videos",
 }  # fmt: skip
+OF_TEXTS = {"time/worker_reset_s": "reading of problems", "time/worker_step_s": "verification of answers"}
+"""The same, where the env workers have problems in text."""
 MOST_BARS, COLUMNS, MOST_LANES, MOST_TRACE = 60, 400, 40, 200_000_000
 POLICY = 1  # "process" of the policy in a trace (embodied.observe.timeline)
 
@@ -76,7 +78,8 @@ def stages(run: Run) -> list[Stage]:
 
 def of_workers(run: Run) -> list[Stage]:
     """Sums the seconds of env workers by activity, over all workers and iterations."""
-    found = {label: sum(row.get(name, 0.0) for row in run.metrics.values()) for name, label in WORKERS.items()}
+    labels = {**WORKERS, **(OF_TEXTS if run.of_texts else {})}
+    found = {label: sum(row.get(name, 0.0) for row in run.metrics.values()) for name, label in labels.items()}
     whole = sum(found.values())
     return [Stage(label, seconds, seconds / whole) for label, seconds in found.items() if seconds > 0]
 

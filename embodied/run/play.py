@@ -90,7 +90,7 @@ def run(checked: Checked, console: Console, stop: StopSignal, choice: Choice) ->
         ["task", f"{start.task_id}: {side.spec.tasks[start.task_id]}"],
         ["start", f"initial state {start.init_state_id}, seed {start.seed}"],
         ["played by", who or f"{checked.config.runner.ckpt_path or 'the policy that actor.model builds'}, {drawn}"],
-        ["limit", f"{side.max_steps} control steps"],
+        *([["limit", limit]] if (limit := side.kind.length(f"{side.max_steps} control steps", side.max_steps)) else []),
     ]
     console.table("one episode", rows)
     if checked.config.runner.dry_run:
@@ -142,7 +142,7 @@ def result_lines(result: EpisodeResult, texts: list[dict[str, Any]]) -> list[str
         *lines,
         f"success: {'yes' if result.success else 'no'}",
         f"return:  {result.episode_return:.4g}",
-        f"steps:   {result.num_steps}",
+        f"{'turns' if texts else 'steps'}:   {result.num_steps}",
         *([f"video:   {file}"] if (file := result.episode.video) and Path(file).is_file() else []),
     ]
 

@@ -142,9 +142,7 @@ def _resume(checked: Checked, trainer: Trainer, reporter: Reporter, saves: Saves
     first = iteration == 0 and checked.config.runner.val_before_train  # step 0 is logged anew
     repeats = trainer.unlogged or first
     reporter.open_trackers(iteration - bool(repeats), ids, checked.composed.resolved, rows=trainer.rows)
-    for line in (
-        what_to_expect(checked.config, checked.train.config.reward_mode, trainer.policy.spec) if iteration == 0 else ()
-    ):
+    for line in what_to_expect(checked.config, checked.train, trainer.policy.spec) if iteration == 0 else ():
         reporter.console.say(line)
     return iteration
 

@@ -24,6 +24,7 @@ from embodied.run.build.given import Checked, ConfiguredEnv, Sides
 from embodied.run.build.policy import Model, open_folder, open_model
 from embodied.run.build.shares import folder_of_rank
 from embodied.run.build.simulators import Simulators, open_fork_server
+from embodied.run.evaluation.conditions import episode_count
 from embodied.run.folder.beside.reports import Reports
 from embodied.run.folder.folder import RunFolder
 from embodied.run.folder.reporter import Expected, Reporter
@@ -98,7 +99,7 @@ def open_session(
 def expected(checked: Checked) -> Expected:
     """Returns what is known of a run's episodes before it begins."""
     config, side = checked.config, checked.eval
-    algorithm, episodes = config.algorithm, len(side.spec.tasks) * config.env.eval.episodes_per_task
+    algorithm, episodes = config.algorithm, episode_count(config, side)
     return Expected(
         checked.train.max_steps, algorithm.sampling_params.do_sample, algorithm.val_sampling_params.do_sample is True,
         episodes * algorithm.val_group_size * (1 + len(side.conditions)) * side.max_steps,

@@ -15,7 +15,7 @@ from embodied.run.build.given import ConfiguredEnv, Sides
 from embodied.run.build.model_reward import ModelReward
 from embodied.run.build.policy import Model, Sizes
 from embodied.run.build.shares import slots_of, workers_of
-from embodied.run.evaluation.conditions import conditions, limit_of
+from embodied.run.evaluation.conditions import Conditions, conditions, episode_count, limit_of
 from embodied.run.folder.beside.exports import FOLDER as EXPORTS
 from embodied.run.folder.beside.reports import FILE as REPORT
 from embodied.runtime.plan import tasks_and_starts
@@ -35,21 +35,15 @@ def of_training(
     config, train = composed.config, sides.train
     algorithm, actor, held_out = config.algorithm, config.actor, config.protocol.held_out_states
     chunk = model.policy.spec.num_action_chunks
-    slots = processes.of("rollout").divide(train.config.total_num_envs)
+    slots, words = processes.of("rollout").divide(train.config.total_num_envs), train.kind.words
+    episodes = f"{sizes.episodes} = {sizes.groups} {words.starts} × {algorithm.group_size}"
     return [
-        ["tasks", tasks_and_starts(train.spec, held_out)],
-        [
-            "episodes per iteration",
-            f"{sizes.episodes} = {sizes.groups} starts × {algorithm.group_size}{_extra(algorithm, train, sizes)}",
-        ],
-        [
-            "steps of an episode",
-            f"at most {train.max_steps} control steps = {-(-train.max_steps // chunk)} chunks of {chunk}"
-            + limit_of(train),
-        ],
+        ["tasks", tasks_and_starts(train.spec, held_out, words.starts)],
+        [f"{words.episodes} per iteration", f"{episodes}{_extra(algorithm, train, sizes)}"],
+        *_length(train, chunk),
         [
             "optimizer steps per iteration",
-            f"at most {sizes.optimizer_steps} of {actor.global_batch_size} records",
+            f"at most {sizes.optimizer_steps} of {actor.global_batch_size} {words.records}",
         ],
         [
             "gradient accumulation",
@@ -98,18 +92,17 @@ def of_evaluation(
     """Makes the summary's rows of derived numbers for an evaluation alone."""
     config = composed.config
     under = conditions(config, side, model.policy, folder, 0)
-    tasks, chunk = len(side.spec.tasks), model.policy.spec.num_action_chunks
-    episodes, replaced = tasks * under.episodes_per_task, config.runner.ckpt_path is not None
+    chunk, episodes = model.policy.spec.num_action_chunks, episode_count(config, side)
+    replaced = config.runner.ckpt_path is not None
     return [
         [
             "evaluated",
             under.weights + (" (its weights replace those that the policy was built with)" if replaced else ""),
         ],
-        ["episodes", f"{episodes} = {tasks} tasks × {under.episodes_per_task}, {under.starts}"],
+        [side.kind.words.episodes, f"{episodes}{_by_task(side, episodes, under)}, {under.starts}"],
         *_perturbed(side, episodes),
         *_followed(composed),
-        ["steps of an episode", f"{under.limit}; {-(-under.max_steps // chunk)} chunks of {chunk}"],
-        ["steps in all", f"at most {episodes * (1 + len(side.conditions)) * under.max_steps:,} control steps"],
+        *side.kind.lengths(under.limit, under.max_steps, chunk, episodes * (1 + len(side.conditions))),
         ["reward", f"{under.reward_mode} × {under.reward_coef:g}{', changes of it' if under.use_rel_reward else ''}"],
         *([["processes", f"{processes.size}"]] if processes.size > 1 else []),
         *_slot_lines(config, processes, sizes, side, slots_of(config, processes)),
@@ -198,13 +191,25 @@ def _evaluations(config: schema.Config, side: ConfiguredEnv, model: Model, folde
     interval = config.runner.val_check_interval
     if interval <= 0:
         return []
-    under, tasks = conditions(config, side, model.policy, folder, 0), len(side.spec.tasks)
-    episodes = f"{tasks * under.episodes_per_task} episodes = {tasks} tasks × {under.episodes_per_task}"
-    when = f"every {interval} iterations and at the end"
+    under, count = conditions(config, side, model.policy, folder, 0), episode_count(config, side)
+    episodes = f"{count} {side.kind.words.episodes}{_by_task(side, count, under)}"
+    when, length = f"every {interval} iterations and at the end", side.kind.length(under.limit, under.max_steps)
     return [
-        ["evaluation", f"{when}: {episodes}, each {under.limit}"],
-        *_perturbed(side, tasks * under.episodes_per_task),
+        ["evaluation", f"{when}: {episodes}{f', each {length}' if length else ''}"],
+        *_perturbed(side, count),
     ]
+
+
+def _by_task(side: ConfiguredEnv, count: int, under: Conditions) -> str:
+    """Says how many episodes each task has, where all have equally many."""
+    tasks, each = len(side.spec.tasks), under.episodes_per_task
+    return f" = {tasks} tasks × {each}" if count == tasks * each else f" of {tasks} tasks"
+
+
+def _length(side: ConfiguredEnv, chunk: int) -> list[list[str]]:
+    """Says how long an episode of a training is at most."""
+    rows = side.kind.lengths(f"at most {side.max_steps} control steps", side.max_steps, chunk)
+    return [[name, text + limit_of(side)] for name, text in rows]
 
 
 def _perturbed(side: ConfiguredEnv, episodes: int) -> list[list[str]]:

@@ -106,11 +106,15 @@ def states_of_training(spec: EnvSpec, held_out: int) -> list[int]:
     return [states if states == 1 else states - held_out for states in spec.num_init_states]
 
 
-def tasks_and_starts(spec: EnvSpec, held_out: int) -> str:
+def tasks_and_starts(spec: EnvSpec, held_out: int, called: str = "starts") -> str:
     """Formats the number of tasks, and of initial states that training starts from; where each task has one state, the
-    seed of an episode draws its start."""
+    seed of an episode draws its start.
+
+    Args:
+        called: plural of what displays call a start.
+    """
     states = states_of_training(spec, held_out)
-    starts = "starts drawn from the seed" if set(states) == {1} else f"{sum(states)} starts"
+    starts = f"{called} drawn from the seed" if set(states) == {1} else f"{sum(states)} {called}"
     return f"{len(states)} ({starts})"
 
 
@@ -133,17 +137,17 @@ def _shuffled(count: int, seed: int, epoch: int, sampling_round: int) -> np.ndar
 
 def eval_plan(
     spec: EnvSpec, *, episodes_per_task: int, env_seed: int = 0, fixed_states: bool = True, seed: int = 0,
-    group_size: int = 1, held_out: int = 0,
+    group_size: int = 1, held_out: int = 0, once: bool = False,
 ) -> list[Episode]:  # fmt: skip
     """Plan ``episodes_per_task`` starts of every task, and ``group_size`` episodes of each. They start from the task's
-    first initial states (again from the first if there are fewer), or with ``fixed_states=False`` from states that
-    ``seed`` draws. Of a task with ``held_out`` states, these alone count as its states. Their seeds begin at
-    :data:`EVAL_SEEDS`."""
+    first initial states (again from the first if there are fewer; with ``once`` no more than there are), or with
+    ``fixed_states=False`` from states that ``seed`` draws. Of a task with ``held_out`` states, these alone count as its
+    states. Their seeds begin at :data:`EVAL_SEEDS`."""
     plan: list[Episode] = []
     for task, states in enumerate(spec.num_init_states):
         count = held_out if held_out and states > 1 else states
         drawn = generator(seed, Stream.EVAL_STARTS, task).integers(count, size=episodes_per_task)
-        for k in range(episodes_per_task):
+        for k in range(min(episodes_per_task, count) if once else episodes_per_task):
             state = k % count if fixed_states else int(drawn[k])
             start = Start(task, states - count + state, EVAL_SEEDS + env_seed + k)
             plan += [Episode(len(plan) + number, task, start) for number in range(group_size)]

@@ -42,8 +42,8 @@ def configuration() -> str:
         "class that `_target_` names; its docstring says what they mean (`embodied.envs.libero.LiberoEnv`, "
         "`embodied.models.openvla_oft.build_policy`).",
         "",
-        "*Elsewhere* says which keys of RLinf, verl, SimpleVLA-RL, ROLL and Cosmos-RL a key answers, where they have "
-        "another name. Keys of theirs with the same name are not repeated. [Files](migrate.md) can be translated.",
+        "*Elsewhere* says which keys of RLinf, verl, SimpleVLA-RL, ROLL, Cosmos-RL and TRL a key answers, where they "
+        "have another name. Keys of theirs with the same name are not repeated. [Files](migrate.md) can be translated.",
         "",
     ]
     for section, inner in groupby(keys(), lambda key: key.section):

@@ -32,21 +32,6 @@ from embodied.tools.library.sources import GROUPS, Argument, arguments, choices_
 
 SECTIONS = ("env.eval", "actor.model")
 """Sections whose classes have arguments; those of env.train are those of env.eval."""
-SAID_HERE: Mapping[str, Sequence[str]] = {
-    "num_generations": ("algorithm.group_size",),
-    "learning_rate": ("actor.optim.lr",),
-    "max_completion_length": ("algorithm.sampling_params.max_new_tokens",),
-    "num_train_epochs": ("runner.max_epochs",),
-    "per_device_train_batch_size": ("actor.micro_batch_size", "actor.global_batch_size"),
-    "gradient_accumulation_steps": ("actor.micro_batch_size", "actor.global_batch_size"),
-    "num_iterations": ("algorithm.update_epoch",),
-    "beta": ("algorithm.kl_beta",),
-    "epsilon": ("algorithm.clip_ratio_low", "algorithm.clip_ratio_high"),
-    "epsilon_high": ("algorithm.clip_ratio_high",),
-    "delta": ("algorithm.clip_ratio_c",),
-    "max_grad_norm": ("actor.optim.clip_grad",),
-}
-"""Words of TRL's trainers → keys here."""
 SHORT = 3
 MOST = 40
 """Names that a part of a name finds at most."""
@@ -113,11 +98,14 @@ def explain(name: str) -> list[Entry]:
     if found := _keys_that_end_so(wanted, known):
         return found
     if printed := hint(wanted).strip():
-        return [Entry(wanted, "key of another system", [printed], ["docs/migrate.md"])]
+        ours = [key for row in tables.find(wanted) for key in row.ours if key in known]
+        return [_of_another_system(wanted, printed), *(known[key] for key in dict.fromkeys(ours))]
     choices = [Entry(one.name, "choice", [one.meaning], [one.file]) for one in choices_called(wanted)]
     found = _of_short_name(wanted, known) or [one for one in known.values() if _has(one.name, wanted)]
     if choices:
         return [*choices, *found] if len(found) <= MOST else choices
+    if not found and (reason := _why_none(wanted)):
+        return [_of_another_system(wanted, reason)]
     if not found or not wanted:
         names = [*known, *(f"{section}.{one.name}" for one in others)]
         raise ConfigError(
@@ -129,9 +117,19 @@ def explain(name: str) -> list[Entry]:
     return found
 
 
+def _why_none(name: str) -> str:
+    """Says why a key of another system is none here; empty if no system has it."""
+    from embodied.migrate.families import reason_of  # with all that a run needs, which takes a second
+
+    return reason_of(name) if name else ""
+
+
+def _of_another_system(name: str, text: str) -> Entry:
+    return Entry(name, "key of another system", [text], ["docs/migrate.md"])
+
+
 def _keys_that_end_so(wanted: str, known: Mapping[str, Entry]) -> list[Entry]:
-    ours = [known[name] for name in SAID_HERE.get(wanted, ())]
-    return ours or [one for name, one in known.items() if wanted and name.endswith((f".{wanted}", f"/{wanted}"))]
+    return [one for name, one in known.items() if wanted and name.endswith((f".{wanted}", f"/{wanted}"))]
 
 
 def _of_short_name(wanted: str, known: Mapping[str, Entry]) -> list[Entry]:
@@ -143,7 +141,7 @@ def _of_short_name(wanted: str, known: Mapping[str, Entry]) -> list[Entry]:
     if found := [entry for entry in every if entry.name.rpartition(".")[2] == wanted]:
         return found
     if printed := elsewhere(wanted).strip():
-        return [Entry(wanted, "key of another system", [printed], ["docs/migrate.md"])]
+        return [_of_another_system(wanted, printed)]
     return [
         *(entry for entry in known.values() if _has(entry.name, wanted)),
         *(entry for entry in every if _has(entry.name.rpartition(".")[2], wanted)),

@@ -2,6 +2,7 @@
 
     python -m embodied.tools.migrate libero_10_grpo.yaml --from rlinf --out mine
     python -m embodied.train --config-dir mine experiment=libero_10_grpo
+    python -m embodied.tools.migrate train.py --from trl --processes 8 --out mine
 
 The report says what became of each of their keys. Nothing is run.
 """
@@ -18,8 +19,11 @@ from typing import Any
 from embodied.cli import piped
 from embodied.errors import ConfigError, EmbodiedError, printed
 
-SUFFIXES = {".yaml": "YAML", ".yml": "YAML", ".toml": "TOML", ".sh": "a script", ".txt": "KEY=VALUE lines"}
-SYSTEMS = ("rlinf", "verl", "roll", "cosmos-rl")
+SUFFIXES = {
+    ".yaml": "YAML", ".yml": "YAML", ".toml": "TOML", ".sh": "a script", ".txt": "KEY=VALUE lines",
+    ".py": "a script that makes TRL's GRPOTrainer",
+}  # fmt: skip
+SYSTEMS = ("rlinf", "verl", "roll", "cosmos-rl", "trl")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = _arguments().parse_args(argv)
     try:
         theirs, remarks = read_with_remarks(Path(given.file))
+        theirs, rewards = _with_launch(theirs, given)
         from embodied.migrate import migrate
         from embodied.migrate.origin import check_origin
         from embodied.migrate.report import command, lines_of
@@ -40,7 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             file = Path(given.out) / "experiment" / f"{name_of(Path(given.file))}.yaml"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
-            print(f"{file}\nrun it: {command(found, given.out, file.stem)}")
+            if rewards is not None:
+                Path(given.out, rewards[0]).write_text(rewards[1], encoding="utf-8")
+                remarks.append(f"{given.out}/{rewards[0]} has the reward functions of the script: look at it")
+            print(f"{file}\n{command(found, given.out, file.stem)}")
     except EmbodiedError as error:
         print(printed(error), file=sys.stderr)
         return 2
@@ -49,6 +57,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     print("\n".join([*(f"note: {one}" for one in remarks), *lines_of(found, given.system)]), file=sys.stderr)
     return 0
+
+
+def _with_launch(
+    theirs: Mapping[str, Any], given: argparse.Namespace
+) -> tuple[Mapping[str, Any], tuple[str, str] | None]:  # fmt: skip
+    """Adds to TRL's keys what stands beside its file: how many processes there are, and where its reward functions go.
+    Returns the keys, and that file's name and text; None if there is none."""
+    if given.system != "trl":
+        if given.processes is not None:
+            raise ConfigError(f"--processes is for TRL, and a file of {given.system} says it", "leave it out")
+        return theirs, None
+    from embodied.migrate.trl import launch, rewards
+
+    file = Path(given.file)
+    theirs = launch.with_processes(theirs, file.parent, given.processes)
+    functions = rewards.of_script(theirs)
+    if not functions or given.out is None:
+        return theirs, None
+    name = f"{re.sub(r'[^0-9A-Za-z_]', '_', file.stem)}_rewards.py"
+    text = rewards.module_of(file.read_text(encoding="utf-8-sig"), functions, file.name)
+    return rewards.with_path(theirs, f"{given.out}/{name}"), (name, text)
 
 
 def name_of(theirs: Path) -> str:
@@ -88,6 +117,10 @@ def read_with_remarks(file: Path) -> tuple[Mapping[str, Any], list[str]]:
         if not keys:
             raise ConfigError(f"{file} has no keys", "give the file of a configuration")
         return keys, []
+    if suffix == ".py":
+        from embodied.migrate.trl.script import read_script as read_python
+
+        return read_python(text, str(file))
     from embodied.migrate.shell.keys import read_script
 
     script = read_script(text, str(file))
@@ -144,9 +177,14 @@ def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "python -m embodied.tools.migrate", description="Turn a configuration of another system into an experiment."
     )
-    parser.add_argument("file", metavar="THEIRS", help="their file: .yaml, .toml, or a script with KEY=VALUE words")
+    parser.add_argument(
+        "file", metavar="THEIRS", help="their file: .yaml, .toml, a script with KEY=VALUE words, or TRL's in Python"
+    )
     parser.add_argument("--from", dest="system", choices=SYSTEMS, required=True, help="whose file it is")
     parser.add_argument("--out", metavar="FOLDER", help="write FOLDER/experiment/NAME.yaml; default: print it")
+    parser.add_argument(
+        "--processes", type=int, metavar="N", help="TRL: processes that accelerate starts; default: its file's, or 1"
+    )  # fmt: skip
     parser.add_argument(
         "--with", dest="overrides", nargs="*", default=[], metavar="KEY=VALUE",
         help="overrides of ours with which the result is tried",

@@ -109,8 +109,7 @@ class TextEnv:
         if isinstance(self._verify, Loads):
             self._verify.load()
         extra = {
-            f"problems of {source.name}": "; ".join((f"{len(source):,} starts", *source.notes))
-            for source in self._sources
+            f"problems of {source.name}": "; ".join((f"{len(source):,}", *source.notes)) for source in self._sources
         }
         return WorkerFacts(os.getpid(), "Pillow", "draws prompt and response into videos", extra)
 

@@ -161,10 +161,14 @@ def conditions(**changes: Any) -> Conditions:
         ({"use_fixed_reset_state_ids": False}, "drawn from 4 initial states"),
         ({"init_states_per_task": (1, 1)}, "each with a seed of its own"),
         ({"episodes_per_task": 9}, "from all 4 initial states"),
-        ({"episodes_per_task": 9, "sampling": {"do_sample": True, "max_new_tokens": 8}}, "from all 4 initial states"),
+        ({"episodes_per_task": 9, "sampling": {"do_sample": True, "max_new_tokens": 8}}, "from all 4 problems"),
         (
-            {"episodes_per_task": 9, "sampling": {"do_sample": False, "max_new_tokens": 8}},
-            "from all 4 initial states; a greedy answer does not change, so env.eval.episodes_per_task=4 says as much",
+            {"episodes_per_task": 2, "sampling": {"do_sample": False, "max_new_tokens": 8}},
+            "from the first 2 of 4 problems",
+        ),
+        (
+            {"episodes_per_task": 4, "sampling": {"do_sample": False, "max_new_tokens": 8}},
+            "from all 4 problems, each once (a greedy answer does not change)",
         ),
         (
             {
@@ -194,6 +198,23 @@ def test_how_starts_are_said(changes, text):
 )
 def test_how_limits_are_said(changes, text):
     assert conditions(**changes).limit == text
+
+
+OF_TEXTS = {"do_sample": False, "max_new_tokens": 8}
+
+
+@pytest.mark.parametrize(
+    ("changes", "head"),
+    [
+        ({"max_steps": 1, "env_max_steps": 1}, ["3 answers of each task, from the first 3 of 4 problems, greedy"]),
+        (
+            {"max_steps": 4, "env_max_steps": 4, "episodes_per_task": 1},
+            ["1 answer of each task, from the first of 4 problems, greedy", "each answer at most 4 turns"],
+        ),
+    ],
+)
+def test_texts_are_answers_to_problems_and_have_no_control_steps(changes, head):
+    assert conditions(sampling=OF_TEXTS, **changes).head == head
 
 
 EXPECT = "The policy begins with random weights"

@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from embodied.errors import ConfigError
-from embodied.migrate import Migration, Note, machine, migrate
+from embodied.migrate import Migration, Note, migrate
 from embodied.migrate.families import can_change_a_number, families, family_of
-from embodied.migrate.report import command, lines_of, to_do
+from embodied.migrate.report import lines_of, to_do
 from embodied.migrate.usual import rows
 from embodied.schema.compose.compose import compose
 from embodied.tools import migrate as tool
@@ -173,48 +173,6 @@ def test_names_on_the_hub_are_not_asked_for(tmp_path, monkeypatch):
     assert note(found, "train.epoch").how == "extra", "its problems are not counted"
 
 
-@pytest.mark.parametrize(("devices", "kept"), [(8, True), (9, True), (7, False), (0, False)])
-def test_several_processes_are_started_where_there_are_as_many_gpus(devices, kept):
-    words = (
-        "trainer.n_gpus_per_node=8",
-        "trainer.nnodes=1",
-        "algorithm.adv_estimator=rloo",
-        "actor_rollout_ref.rollout.n=4",
-    )
-    found = migrate(verl(*words), "verl", devices=devices)
-    line = command(found, "mine", "theirs")
-    assert found.settings.get("cluster.num_gpus_per_node") == (8 if kept else None)
-    if kept:
-        assert line == "torchrun --standalone --nproc-per-node=8 -m embodied.train --config-dir mine experiment=theirs"
-    else:
-        assert line == "python -m embodied.train --config-dir mine experiment=theirs"
-        told = note(found, "trainer.n_gpus_per_node")
-        assert (told.how, f"this machine has {devices} GPUs" in told.why) == ("refused", True)
-        assert "--nproc-per-node=8" in told.why
-
-
-def test_several_machines_are_said_too():
-    found = Migration({}, {"cluster.num_nodes": 2, "cluster.num_gpus_per_node": 4}, [])
-    assert command(found, "a b", "x") == (
-        "torchrun --nnodes=2 --nproc-per-node=4 -m embodied.train --config-dir 'a b' experiment=x"
-    )
-
-
-def test_gpus_are_counted_only_where_several_are_asked_for(monkeypatch):
-    asked: list[int] = []
-
-    def none() -> int:
-        asked.append(1)
-        return 0
-
-    monkeypatch.setattr("embodied.migrate.trial.gpus", none)
-    migrate({"runner": {"max_epochs": 1}}, "rlinf", FAKE)
-    assert asked == []
-    migrate({"cluster": {"num_gpus_per_node": 2}}, "rlinf", FAKE)
-    assert asked == [1]
-    assert machine.gpus() >= 0
-
-
 @pytest.mark.parametrize("estimator", ["gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline"])
 def test_verls_advantages_are_whitened_over_tokens(estimator):
     found = migrate(verl(f"algorithm.adv_estimator={estimator}", "actor_rollout_ref.rollout.n=2"), "verl", devices=0)
@@ -288,7 +246,7 @@ def test_which_keys_can_change_a_number(system, key, changes):
 
 
 def test_every_family_is_of_a_system_and_says_one_thing():
-    assert {one.system for one in families()} <= {"*", "rlinf", "verl", "roll", "cosmos-rl"}
+    assert {one.system for one in families()} <= {"*", "rlinf", "verl", "roll", "cosmos-rl", "trl"}
     assert [one for one in families() if not (one.harmless or one.says == "refused" or one.opens)] == []
     assert [one for one in families() if not one.why] == []
     same = [(one.system, one.pattern) for one in families()]

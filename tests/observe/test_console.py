@@ -52,6 +52,12 @@ def test_a_summary_has_everything_in_one_line():
     )
 
 
+def test_a_summary_of_texts_says_how_many_tokens_were_written():
+    line = summary_line(SUMMARY | {"rollout/tokens_per_s": 4321.0})
+    assert "  4321 tokens/s  41.2 s" in line
+    assert "env-steps" not in line
+
+
 def test_a_summary_leaves_out_what_it_does_not_have():
     assert summary_line({"iteration": 3, "train/loss": float("nan")}) == "iteration 3  loss nan"
     assert summary_line({"eval/success_rate": 0.25, "eval/episodes": 20}) == "eval success 5/20 (25.0 %)"

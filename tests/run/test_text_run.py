@@ -16,6 +16,7 @@ from logged import rows_of
 
 from embodied import sft, train
 from embodied.errors import ConfigError
+from embodied.evaluation import results
 from embodied.evaluation.pass_at_k import majority_at
 from embodied.instructions import answer_code
 from embodied.schema.compose.compose import compose
@@ -232,10 +233,15 @@ def test_two_processes_give_the_numbers_of_one(tmp_path, command, strategy):
 def test_problems_that_are_asked_twice_are_no_more_trials():
     options = ("runner.experiment_name=run", "runner.max_epochs=1", "runner.val_check_interval=1")
     greedy = "algorithm.val_sampling_params.do_sample=false"
-    widths = []
+    widths, asked = [], []
     for name, episodes in (("once", 6), ("four", 24)):  # of six problems
         more = (f"runner.experiment_name={name}", f"env.eval.episodes_per_task={episodes}", greedy)
         assert train.main([*TRAIN, *options, *more, *FOLDERS]) == 0
         (row,) = rows_of(f"runs/{name}")
         widths.append((row["eval/success_low"], row["eval/success_high"]))
+        written = json.loads(Path(f"runs/{name}/eval/000001.json").read_text(encoding="utf-8"))
+        asked.append([(one["start"], one["return"]) for one in written["episodes"]])
+        assert results.read(f"runs/{name}").not_run == 0, "as many as there are problems were planned"
     assert widths[0] == pytest.approx(widths[1])
+    assert len(asked[0]) == 6
+    assert asked[0] == asked[1], "a greedy answer does not change, so no problem is asked twice"

@@ -167,6 +167,16 @@ def test_noise_is_uniform_and_a_longer_chunk_begins_like_a_shorter_one():
     )
 
 
+def test_eval_plan_takes_each_state_once_where_it_is_asked_to():
+    spec = replace(SPEC, num_init_states=(2, 5))
+    whole = eval_plan(spec, episodes_per_task=4, group_size=2)
+    once = eval_plan(spec, episodes_per_task=4, group_size=2, once=True)
+    starts = [(one.start.task_id, one.start.init_state_id) for one in once[::2]]
+    assert starts == [(0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (1, 3)]
+    assert {one.start for one in once} <= {one.start for one in whole}, "those that remain keep their seeds"
+    assert [one.episode_id for one in once] == [*range(12)]
+
+
 def test_eval_plan_draws_states_when_they_are_not_fixed():
     drawn = [eval_plan(SPEC, episodes_per_task=6, fixed_states=False, seed=seed) for seed in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]

@@ -49,9 +49,35 @@ def test_a_key_of_a_model_names_the_page_of_models(capsys):
     assert out.count("; docs/models.md") == out.count("actor.model.lora_rank (") == 2
 
 
-@pytest.mark.parametrize("word", explain.SAID_HERE)
+TRL = {
+    "num_generations": ["algorithm.group_size"],
+    "learning_rate": ["actor.optim.lr"],
+    "max_completion_length": ["algorithm.sampling_params.max_new_tokens"],
+    "num_train_epochs": ["runner.max_epochs"],
+    "per_device_train_batch_size": ["actor.micro_batch_size", "actor.global_batch_size"],
+    "gradient_accumulation_steps": ["actor.global_batch_size"],
+    "num_iterations": ["algorithm.update_epoch"],
+    "beta": ["algorithm.kl_beta"],
+    "epsilon": ["algorithm.clip_ratio_low", "algorithm.clip_ratio_high"],
+    "epsilon_high": ["algorithm.clip_ratio_high"],
+    "delta": ["algorithm.clip_ratio_c"],
+    "max_grad_norm": ["actor.optim.clip_grad"],
+    "peft_config.lora_alpha": [],  # of the model that a run has
+}
+
+
+@pytest.mark.parametrize("word", TRL)
 def test_words_of_trl_are_keys_here(word):
-    assert [entry.name for entry in explain.explain(word)] == [*explain.SAID_HERE[word]]
+    first, *keys = explain.explain(word)
+    assert (first.name, first.kind) == (word, "key of another system")
+    assert "TRL's key is here" in first.lines[0]
+    assert "null" not in first.lines[0], "nothing is said of a value that nobody gave"
+    assert [entry.name for entry in keys] == TRL[word]
+
+
+def test_a_key_of_trl_that_is_none_here_says_why(capsys):
+    assert explain.main(["mask_truncated_completions"]) == 0
+    assert "TRL's key is left out here: answers that reach the longest length" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["", "no_such_thing_at_all", "."])

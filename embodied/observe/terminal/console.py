@@ -18,7 +18,7 @@ from typing import Protocol, TextIO
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from embodied.observe.terminal.panel import Panel, drawn
+from embodied.observe.terminal.panel import Panel, drawn, speed_of_rollout
 from embodied.observe.terminal.progress import Phase, duration, shown_number
 from embodied.observe.terminal.screen import Look, Screen, Terminal
 from embodied.observe.terminal.settings import drawing
@@ -104,7 +104,7 @@ _PARTS: dict[str, Callable[[Mapping[str, float]], str]] = {
     "sft/token_accuracy": lambda s: f"tokens {s['sft/token_accuracy']:.1%}".replace("%", " %"),
     "sft/val_token_accuracy": lambda s: f"held out {s['sft/val_token_accuracy']:.1%}".replace("%", " %"),
     "eval/success_rate": lambda s: "eval success " + _successes(s, "eval"),
-    "rollout/env_steps_per_s": lambda s: f"{s['rollout/env_steps_per_s']:.0f} env-steps/s",
+    "rollout/env_steps_per_s": lambda s: next(speed_of_rollout(s), ""),
     "time/policy_share": lambda s: f"policy {_percent(s['time/policy_share'])}",
     "time/env_wait_share": lambda s: f"env wait {_percent(s['time/env_wait_share'])}",
     "time/slot_idle_share": lambda s: f"idle slots {_percent(s['time/slot_idle_share'])}",

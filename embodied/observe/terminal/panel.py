@@ -194,11 +194,16 @@ def drawn(row: Values, side: str) -> str:
     return "" if sampled is None else f", {actions(bool(sampled))}"
 
 
-def _speed(now: Values) -> Iterator[str]:
+def speed_of_rollout(now: Values) -> Iterator[str]:
+    """Yields how fast a rollout was: tokens a second where texts were written, else control steps."""
     if "rollout/tokens_per_s" in now:
         yield f"{shown_number(now['rollout/tokens_per_s'])} tokens/s"
     elif "rollout/env_steps_per_s" in now:
         yield f"{shown_number(now['rollout/env_steps_per_s'])} env-steps/s"
+
+
+def _speed(now: Values) -> Iterator[str]:
+    yield from speed_of_rollout(now)
     if "sft/samples_per_s" in now:
         yield f"{shown_number(now['sft/samples_per_s'])} samples/s"
     if (useful := useful_samples_per_s(now)) is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from embodied import schema
@@ -17,8 +17,25 @@ SAMPLED = ("do_sample", "temperature", "top_k", "top_p")
 """Fields of the sampling that a robot's actions depend on."""
 
 
+@dataclass(frozen=True)
+class Words:
+    """What a run's displays call its episodes, their starts, and what is recorded of them."""
+
+    episodes: str
+    episode: str
+    starts: str
+    states: str
+    records: str
+    several: str  # title of a table of several episodes of each start
+
+
 class ActionKind(Protocol):
     """Answers the questions about a run that differ between envs of robots and of texts."""
+
+    @property
+    def words(self) -> Words:
+        """Returns what displays call episodes and starts."""
+        ...
 
     @property
     def has_steps(self) -> bool:
@@ -36,6 +53,37 @@ class ActionKind(Protocol):
         Args:
             configured: the limit that the configuration sets.
             usual: the env's own limit.
+        """
+        ...
+
+    def length(self, steps: str, most: int) -> str:
+        """Returns in words how long an episode may be; empty if there is nothing to say.
+
+        Args:
+            steps: the same in control steps.
+            most: of these, or turns of a text.
+        """
+        ...
+
+    def lengths(self, steps: str, most: int, chunk: int, episodes: int = 0) -> list[list[str]]:
+        """Returns the summary's rows about the length of an episode, and of all ``episodes`` if there are some.
+
+        Args:
+            steps: the length in control steps, in words.
+            most: of these, or turns of a text.
+            chunk: control steps of a chunk.
+        """
+        ...
+
+    def asks_once(self, sampled: bool) -> bool:
+        """Returns whether an evaluation runs each initial state once, as the same episode would follow again."""
+        ...
+
+    def from_random_weights(self, dense: bool) -> str:
+        """Returns what to expect of a training that begins with random weights.
+
+        Args:
+            dense: whether the reward pays for progress.
         """
         ...
 
@@ -111,9 +159,34 @@ class RobotKind(ActionKind):
 
     has_steps = True
     from_rows = False
+    words = Words("episodes", "episode", "starts", "initial states", "records", "several episodes of each start")
 
     def max_steps(self, configured: int, usual: int) -> int:
         return configured
+
+    def length(self, steps: str, most: int) -> str:
+        return steps
+
+    def lengths(self, steps: str, most: int, chunk: int, episodes: int = 0) -> list[list[str]]:
+        rows = [["steps of an episode", f"{steps}{'; ' if episodes else ' = '}{-(-most // chunk)} chunks of {chunk}"]]
+        return [*rows, *([["steps in all", f"at most {episodes * most:,} control steps"]] if episodes else [])]
+
+    def asks_once(self, sampled: bool) -> bool:
+        return False  # an initial state is run again with another seed
+
+    def from_random_weights(self, dense: bool) -> str:
+        what = "Tasks are hardly ever solved by chance, and with env.train.reward_mode=sparse nothing is learnt before "
+        what += "one is: env.train.reward_mode=dense pays for progress."
+        if dense:
+            what = (
+                "Expect success to stay at 0 or near it, as tasks are hardly ever solved by chance, and the return to "
+                "rise: env.train.reward_mode=dense pays for progress."
+            )
+        return (
+            f"The policy begins with random weights: no demonstrations, no checkpoint. {what} Success takes a policy "
+            "that was cloned first (embodied.tools.demos, embodied.sft, then embodied.train with runner.ckpt_path); "
+            "docs/results/quickstart.md shows one that learns."
+        )
 
     def check_keys(self, config: schema.Config) -> None:
         _refuse_keys_of_texts(config)
@@ -158,9 +231,27 @@ class TextKind(ActionKind):
 
     has_steps = False
     from_rows = True
+    words = Words("answers", "answer", "problems", "problems", "answers", "several answers to each problem")
 
     def max_steps(self, configured: int, usual: int) -> int:
         return min(configured, usual)  # sizes for robots, e.g. of experiment=laptop, allow more
+
+    def length(self, steps: str, most: int) -> str:
+        return f"at most {most} turns" if most > 1 else ""  # the tokens of an answer stand beside the policy
+
+    def lengths(self, steps: str, most: int, chunk: int, episodes: int = 0) -> list[list[str]]:
+        return [["turns of an answer", f"at most {most}"]] if most > 1 else []
+
+    def asks_once(self, sampled: bool) -> bool:
+        return not sampled
+
+    def from_random_weights(self, dense: bool) -> str:
+        return (
+            "The policy begins with random weights: no demonstrated answers, no checkpoint. Problems are hardly ever "
+            "answered rightly by chance, and nothing is learnt before one is. Begin with a trained model "
+            "(model=smollm2, model=causal_lm), or show it answers first (embodied.sft, or runner.first); "
+            "docs/results/math.md shows one that learns."
+        )
 
     def check_keys(self, config: schema.Config) -> None:
         pass
@@ -202,6 +293,11 @@ ROBOT, TEXT = RobotKind(), TextKind()
 def kind_of(spec: EnvSpec) -> ActionKind:
     """Chooses robot or text by the action of an env's spec."""
     return TEXT if isinstance(spec.action, TextAction) else ROBOT
+
+
+def kind_of_sampling(sampled: Mapping[str, Any]) -> ActionKind:
+    """Chooses robot or text by the fields of the sampling that an evaluation keeps (``sampling_fields``)."""
+    return TEXT if "max_new_tokens" in sampled else ROBOT
 
 
 def _refuse_keys_of_texts(config: schema.Config) -> None:

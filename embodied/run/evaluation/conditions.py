@@ -12,6 +12,7 @@ from embodied import schema
 from embodied.learn.checkpoint.metadata import read_meta
 from embodied.observe.reach import actions
 from embodied.protocols import NamesSampler, Policy
+from embodied.run.build.action_kind import ActionKind, kind_of_sampling
 from embodied.run.build.given import ConfiguredEnv
 from embodied.run.build.policy import sampling
 from embodied.schema import EnvEvalConfig
@@ -41,9 +42,17 @@ class Conditions:
     @property
     def head(self) -> list[str]:
         """Lines that describe the conditions above the success table."""
-        episodes = "1 episode" if self.episodes_per_task == 1 else f"{self.episodes_per_task} episodes"
+        words, number = self.kind.words, self.episodes_per_task
+        episodes = f"{number} {words.episode if number == 1 else words.episodes}"
         episodes += f" × {self.group_size}" if self.group_size > 1 else ""
-        return [f"{episodes} of each task, {self.starts}, {self.drawn}".rstrip(", "), f"each episode {self._cut}"]
+        length = self.kind.length(self._cut, self.max_steps)
+        said = f"{episodes} of each task, {self.starts}, {self.drawn}".rstrip(", ")
+        return [said, *([f"each {words.episode} {length}"] if length else [])]
+
+    @property
+    def kind(self) -> ActionKind:
+        """Whether these are conditions of robots or of texts."""
+        return kind_of_sampling(self.sampling)
 
     @property
     def drawn(self) -> str:
@@ -54,21 +63,26 @@ class Conditions:
     def starts(self) -> str:
         """Describes in words which initial states are used."""
         states, wanted = sorted(set(self.init_states_per_task)), self.episodes_per_task
+        called = self.kind.words.states
         if states == [1]:
             return "each with a seed of its own"
         if self.held_out_states:
-            held_out = f"the last {self.held_out_states} of {states[-1]} initial states, which are held out"
+            held_out = f"the last {self.held_out_states} of {states[-1]} {called}, which are held out"
             if not self.use_fixed_reset_state_ids:
                 return f"drawn from {held_out}"
             return f"from {f'the first {wanted} of ' if wanted < self.held_out_states else ''}{held_out}"
         has = f"{states[0]}" if len(states) == 1 else f"{states[0]} to {states[-1]}"
         if not self.use_fixed_reset_state_ids:
-            return f"drawn from {has} initial states"
+            return f"drawn from {has} {called}"
         if wanted >= states[-1]:
-            again = wanted > states[-1] and "max_new_tokens" in self.sampling and _repeats(self.sampling)
-            same = f"; a greedy answer does not change, so env.eval.episodes_per_task={states[-1]} says as much"
-            return f"from all {has} initial states{same if again else ''}"
-        return f"from the first {f'{wanted} ' if wanted > 1 else ''}of {has} initial states"
+            return f"from all {has} {called}{self._once}"
+        return f"from the first {f'{wanted} ' if wanted > 1 else ''}of {has} {called}"
+
+    @property
+    def _once(self) -> str:
+        """Says why each problem is asked once, where that may be fewer than ``env.eval.episodes_per_task``."""
+        once = self.kind.asks_once(bool(self.sampling.get("do_sample")) or "greedy_noise" in self.sampling)
+        return ", each once (a greedy answer does not change)" if once else ""
 
     @property
     def limit(self) -> str:
@@ -96,7 +110,7 @@ def conditions(config: schema.Config, side: ConfiguredEnv, policy: Policy, folde
     return Conditions(
         weights=_weights(config, policy.spec, folder, iteration), max_steps=side.max_steps,
         env_max_steps=side.spec.max_episode_steps,
-        episodes_per_task=own.episodes_per_task, init_states_per_task=side.spec.num_init_states,
+        episodes_per_task=episodes_per_task(config, side), init_states_per_task=side.spec.num_init_states,
         use_fixed_reset_state_ids=own.use_fixed_reset_state_ids, ignore_terminations=own.ignore_terminations,
         reward_mode=own.reward_mode, reward_coef=own.reward_coef, use_rel_reward=own.use_rel_reward,
         sampling=sampling_facts(sampling(config.algorithm.val_sampling_params), side, policy),
@@ -104,6 +118,25 @@ def conditions(config: schema.Config, side: ConfiguredEnv, policy: Policy, folde
         group_size=config.algorithm.val_group_size,
         held_out_states=config.protocol.held_out_states if max(side.spec.num_init_states) > 1 else 0,
     )  # fmt: skip
+
+
+def asks_once(config: schema.Config, side: ConfiguredEnv) -> bool:
+    """Returns whether the evaluation runs each initial state once at most, because its episode would be the same."""
+    sampled, states = config.algorithm.val_sampling_params.do_sample is not False, max(side.spec.num_init_states)
+    assert isinstance(side.config, EnvEvalConfig)
+    return side.kind.asks_once(sampled) and states > 1 and side.config.use_fixed_reset_state_ids
+
+
+def episodes_per_task(config: schema.Config, side: ConfiguredEnv) -> int:
+    """Returns how many initial states of a task are run at most."""
+    wanted = config.env.eval.episodes_per_task
+    return min(wanted, max(side.spec.num_init_states)) if asks_once(config, side) else wanted
+
+
+def episode_count(config: schema.Config, side: ConfiguredEnv) -> int:
+    """Returns the initial states of all tasks that are run, without further episodes of each."""
+    each, once = episodes_per_task(config, side), asks_once(config, side)
+    return sum(min(each, states) if once else each for states in side.spec.num_init_states)
 
 
 def env_of(side: ConfiguredEnv) -> dict[str, Any]:
@@ -129,11 +162,6 @@ def sampling_facts(drawn: Sampling, side: ConfiguredEnv, policy: Policy) -> dict
     return {**side.kind.sampling_fields(fields), **own, **noisy}
 
 
-def _repeats(drawn: Mapping[str, Any]) -> bool:
-    """Whether an answer to an equal observation is equal."""
-    return not drawn["do_sample"] and "greedy_noise" not in drawn
-
-
 def _weights(config: schema.Config, spec: PolicySpec, folder: Path, iteration: int) -> str:
     """Says whose weights are evaluated."""
     if config.runner.answers is not None:
@@ -146,26 +174,12 @@ def _weights(config: schema.Config, spec: PolicySpec, folder: Path, iteration: i
     return f"{folder} after {iteration} iterations{average}"
 
 
-def what_to_expect(config: schema.Config, reward_mode: str, spec: PolicySpec) -> list[str]:
+def what_to_expect(config: schema.Config, side: ConfiguredEnv, spec: PolicySpec) -> list[str]:
     """Returns lines that tell the user which metrics will move, for a training that starts from random weights; else
     none."""
     if not spec.random_weights or config.runner.ckpt_path is not None:
         return []
-    if reward_mode == "dense":
-        what = (
-            "Expect success to stay at 0 or near it, as tasks are hardly ever solved by chance, and the return to "
-            "rise: env.train.reward_mode=dense pays for progress."
-        )
-    else:
-        what = (
-            "Tasks are hardly ever solved by chance, and with env.train.reward_mode=sparse nothing is learnt before "
-            "one is: env.train.reward_mode=dense pays for progress."
-        )
-    return [
-        f"The policy begins with random weights: no demonstrations, no checkpoint. {what} Success takes a policy that "
-        "was cloned first (embodied.tools.demos, embodied.sft, then embodied.train with runner.ckpt_path); "
-        "docs/results/quickstart.md shows one that learns."
-    ]
+    return [side.kind.from_random_weights(dense=side.config.reward_mode == "dense")]
 
 
 def limit_of(side: ConfiguredEnv) -> str:

@@ -24,7 +24,7 @@ from embodied.run.build.simulators import Simulators, Workers
 from embodied.run.build.texts import Details, Generations, generations_table, write
 from embodied.run.evaluation import protocol, replay, successes
 from embodied.run.evaluation.answers import FileAnswers
-from embodied.run.evaluation.conditions import Conditions, checkpoint_of, conditions, env_of
+from embodied.run.evaluation.conditions import Conditions, asks_once, checkpoint_of, conditions, env_of
 from embodied.run.evaluation.resume_evaluation import Unfinished, identity_of_config, of_plan
 from embodied.run.evaluation.seen import Seen, of_run, seen_line
 from embodied.run.evaluation.seen import seen as seen_starts
@@ -247,7 +247,7 @@ class EvaluationRunner:
             if text := successes.not_run_note(lost):
                 console.say(text)
             if repeated:
-                console.table("several episodes of each start", pass_at_k.cells(repeated))
+                console.table(kind.words.several, pass_at_k.cells(repeated))
             if self._answers and self._answers.counts.missing:
                 rate = self._answers.over_all(results)
                 console.say(
@@ -305,6 +305,7 @@ def planned(config: Config, side: ConfiguredEnv) -> list[Episode]:
         side.spec, episodes_per_task=side.config.episodes_per_task, env_seed=side.config.seed,
         fixed_states=side.config.use_fixed_reset_state_ids, seed=config.runner.seed,
         group_size=config.algorithm.val_group_size, held_out=config.protocol.held_out_states,
+        once=asks_once(config, side),
     )  # fmt: skip
 
 

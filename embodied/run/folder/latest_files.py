@@ -1,4 +1,4 @@
-"""Finds the latest files of a run for its panel: checkpoint and video, and the metrics of earlier iterations."""
+"""Finds the latest files of a run for its panel: checkpoint, video, answers, and metrics of earlier iterations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_BYTES = 1 << 26
 
 
 def newest_of(folder: Path, recorded: Iterable[VideoConfig]) -> Look:
-    """Makes a function that finds the newest checkpoint and video of the training in ``folder``, as far as
+    """Makes a function that finds the newest checkpoint, video and answers of the training in ``folder``, as far as
     there are any.
 
     Args:
@@ -25,7 +25,10 @@ def newest_of(folder: Path, recorded: Iterable[VideoConfig]) -> Look:
     videos = {Path(video.video_base_dir) for video in recorded if video.save_video}
 
     def look() -> Mapping[str, Path]:
-        files = {"checkpoint": newest_checkpoint(folder / "checkpoints"), "video": newest_video(videos)}
+        files = {
+            "checkpoint": newest_checkpoint(folder / "checkpoints"), "video": newest_video(videos),
+            "answers": max((folder / "generations").glob("[0-9]*.jsonl"), default=None),
+        }  # fmt: skip
         return {kind: file for kind, file in files.items() if file is not None}
 
     return look

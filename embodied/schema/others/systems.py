@@ -33,7 +33,7 @@ class Normalised:
 
 @dataclass(frozen=True)
 class Others:
-    """Translates keys and values of other systems (RLinf, verl, ROLL, Cosmos-RL) in a configuration.
+    """Translates keys and values of other systems (RLinf, verl, ROLL, Cosmos-RL, TRL) in a configuration.
 
     Args:
         known: says the values of the user's other keys, for hints.

@@ -1,4 +1,4 @@
-"""Keys of other systems (RLinf, verl, ROLL, Cosmos-RL), and our keys that answer them.
+"""Keys of other systems (RLinf, verl, ROLL, Cosmos-RL, TRL), and our keys that answer them.
 
 The tables: ``foreign_keys.tsv`` has the keys that their documents explain, ``foreign_more.tsv`` those that only their
 recipes have. One row says: system, key, class, our key (``A + B`` answer together, ``-`` none), meaning (of class
@@ -27,7 +27,7 @@ from importlib.resources import files
 TABLES = ("foreign_keys.tsv", "foreign_more.tsv")
 NAMES = {
     "rlinf": "RLinf", "rlinf-old": "RLinf", "verl": "verl", "simplevla-rl": "SimpleVLA-RL", "roll": "ROLL",
-    "cosmos-rl": "Cosmos-RL",
+    "cosmos-rl": "Cosmos-RL", "trl": "TRL",
 }  # fmt: skip
 """System → how it is written in a sentence."""
 LEFT_OFF = {"verl": "actor_rollout_ref.", "simplevla-rl": "actor_rollout_ref."}

@@ -115,7 +115,7 @@ def test_skipped_rows_are_facts(data):
     facts = make(data).prepare()
     assert facts.pid == os.getpid()
     assert facts.extra == {
-        "problems of sums.jsonl": "5 starts; 1 of 6 rows skipped, without an answer ('answer'); the first is row 5: "
+        "problems of sums.jsonl": "5; 1 of 6 rows skipped, without an answer ('answer'); the first is row 5: "
         "{'prompt': 'lost'}"
     }
 
@@ -214,7 +214,7 @@ def open_pool(data: str, folder: Path, said: list[str]) -> tuple[Pool, Slab]:
 def test_in_a_worker_process(data, tmp_path):
     pool, slab = open_pool(data, tmp_path / "logs", [])
     try:
-        assert pool.facts[0].extra["problems of sums.jsonl"].startswith("5 starts; 1 of 6")
+        assert pool.facts[0].extra["problems of sums.jsonl"].startswith("5; 1 of 6")
         for slot, number in enumerate((4, 2)):
             start = {"task_id": 0, "init_state_id": number, "seed": 0, "max_steps": 1}
             pool.send(Command(Kind.RESET, slot, next_row=slot, **start))
