@@ -22,7 +22,7 @@ class Norm(nn.Module):
     def __init__(self, width: int, eps: float, gemma: bool) -> None:
         super().__init__()
         self.eps, self.gemma = eps, gemma
-        self.weight = nn.Parameter(torch.zeros(width))
+        self.weight = nn.Parameter(torch.zeros(width) if gemma else torch.ones(width))
 
     def forward(self, x: Tensor, condition: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         scale = 1 + self.weight.float() if self.gemma else self.weight.float()

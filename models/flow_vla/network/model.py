@@ -121,15 +121,18 @@ class FlowVLA(nn.Module):
         Returns:
             float32, of the shape of ``x``.
         """
+        return self.action_out_proj(self.expert_tokens(context, x, time)).float()
+
+    def expert_tokens(self, context: Context, x: Tensor, time: Tensor) -> Tensor:
+        """Computes the expert's last tokens of the actions, [B, H, d] or [B, D, H, d]. See :meth:`velocity`."""
         if x.ndim == 4:
-            flat = self.velocity(context.repeated(x.shape[1]), x.flatten(0, 1), time.flatten())
-            return flat.view_as(x)
+            flat = self.expert_tokens(context.repeated(x.shape[1]), x.flatten(0, 1), time.flatten())
+            return flat.unflatten(0, x.shape[:2])
         tokens, condition = self._suffix(context.state, x, time)
         shared = self._suffix_pass(context.present, tokens.shape[1], condition)
         for layer, memory in zip(self.layers, context.memories, strict=True):
             tokens, _ = layer(tokens, shared, memory)
-        tokens, _ = self.expert_norm(tokens[:, -x.shape[1] :], condition)
-        return self.action_out_proj(tokens).float()
+        return self.expert_norm(tokens[:, -x.shape[1] :], condition)[0]
 
     def _suffix(self, state: Tensor, x: Tensor, time: Tensor) -> tuple[Tensor, Tensor | None]:
         """Tokens [B, S, d] of the suffix, and the embedding of time for adaptive norms."""

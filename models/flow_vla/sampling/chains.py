@@ -16,14 +16,18 @@ from .times import times
 
 Velocity = Callable[[Tensor, Tensor], Tensor]
 """x [B, H, W] and times float32 [B] → velocity."""
+Field = Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]]
+"""The same → velocity, and the standard deviation where it is learned (Flow-Noise)."""
 
 
 class Chain(NamedTuple):
-    """Links of stochastic steps, in the order in which they were made."""
+    """Links of D stochastic steps, in the order in which they were made."""
 
     chunk: Tensor  # float32 [B, H, W], the end
     before: Tensor  # float32 [B, D, H, W], what each stochastic step began from
     after: Tensor  # float32 [B, D, H, W], what it drew
+    mean: Tensor  # float64 [B, D, H, W], of what it drew from
+    std: Tensor  # float64 [B, D, H, W]
     steps: Tensor  # int64 [B, D], which of the N steps it was
 
 
@@ -40,39 +44,47 @@ def solve(velocity: Velocity, noise: Tensor, count: int) -> Tensor:
     return x
 
 
-def sample_all(velocity: Velocity, noise: Tensor, draws: Tensor, steps: tuple[Step, ...]) -> Chain:
+def sample_all(field: Field, noise: Tensor, draws: Tensor, steps: tuple[Step, ...]) -> Chain:
     """Samples each step.
 
     Args:
         draws: float32 [B, N, H, W], normal.
     """
-    x, before, after = noise, [], []
+    x, links = noise, []
     for number, step in enumerate(steps):
-        before.append(x)
-        x = _drawn(mean_of(step, x, velocity(x, at(x, step.time))), step.std, draws[:, number])
-        after.append(x)
+        velocity, std = field(x, at(x, step.time))
+        gaussian = mean_of(step, x, velocity), _wide(step.std if std is None else std, x)
+        before, x = x, drawn(*gaussian, draws[:, number])
+        links.append((before, x, *gaussian))
     which = torch.arange(len(steps), device=x.device).expand(len(x), -1)
-    return Chain(x, torch.stack(before, 1), torch.stack(after, 1), which)
+    return Chain(x, *(torch.stack(found, 1) for found in zip(*links, strict=True)), which)
 
 
-def sample_one(velocity: Velocity, noise: Tensor, draw: Tensor, chosen: Tensor, steps: tuple[Step, ...]) -> Chain:
+def sample_one(field: Field, noise: Tensor, draw: Tensor, chosen: Tensor, steps: tuple[Step, ...]) -> Chain:
     """Samples one step of each row, and integrates the ODE in the others (πRL, section 4.2.3).
 
     Args:
         draw: float32 [B, H, W], normal.
         chosen: int64 [B], the step that is sampled.
     """
-    x, before, after = noise, torch.zeros_like(noise), torch.zeros_like(noise)
+    x, links = noise, None
     numbers = rows_of(steps, chosen, noise.ndim)
     for number, step in enumerate(steps):
         here = (chosen == number).view(-1, *[1] * (noise.ndim - 1))
-        field = velocity(x, at(x, step.time))
-        drawn = _drawn(mean_of(numbers, x, field), numbers[3], draw)
-        before = torch.where(here, x, before)
-        x = torch.where(here, drawn, ode(x, field, step.width))
-        after = torch.where(here, x, after)
-    return Chain(x, before[:, None], after[:, None], chosen[:, None])
+        velocity, std = field(x, at(x, step.time))
+        gaussian = mean_of(numbers, x, velocity), _wide(numbers[3] if std is None else std, x)
+        moved = torch.where(here, drawn(*gaussian, draw), ode(x, velocity, step.width))
+        new = (x, moved, *gaussian)
+        links = new if links is None else tuple(torch.where(here, n, o) for n, o in zip(new, links, strict=True))
+        x = moved
+    assert links is not None
+    return Chain(x, *(link[:, None] for link in links), chosen[:, None])
 
 
-def _drawn(mean: Tensor, std: Tensor | float, draw: Tensor) -> Tensor:
+def drawn(mean: Tensor, std: Tensor, draw: Tensor) -> Tensor:
+    """Draws the next link, float32."""
     return (mean + std * draw.double()).float()
+
+
+def _wide(std: Tensor | float, x: Tensor) -> Tensor:
+    return torch.as_tensor(std, dtype=torch.float64, device=x.device).expand_as(x)

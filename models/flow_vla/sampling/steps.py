@@ -38,6 +38,11 @@ def sde_steps(count: int, level: float) -> tuple[Step, ...]:
     return tuple(_sde(time, 1.0 / count, level, count) for time in times(count)[:-1])
 
 
+def plain_steps(count: int) -> tuple[Step, ...]:
+    """Returns the steps of Flow-Noise, whose standard deviation a network gives."""
+    return sde_steps(count, 0.0)
+
+
 def _sde(time: float, width: float, level: float, count: int) -> Step:
     rest = 1.0 / count if time == 1.0 else 1.0 - time
     square = level**2 * time / rest
