@@ -41,6 +41,7 @@ class Stream(IntEnum):
     RANDOM_ACTIONS = 15  # played in place of a policy's (embodied.tools.play); place: record of the episode, episode id
     EXPERT_MISTAKES = 16  # choice to do something else than asked; place: number of the attempt
     DEMONSTRATION_NOISE = 17  # of a demonstrated sample; place: its number, in the run's order or (1) in a validation
+    MEASURED_NOISE = 18  # of a decision by which two forms of a policy are compared; place: number of the observation
 
     @property
     def coordinates(self) -> int:
@@ -54,7 +55,7 @@ COORDINATES = {
     Stream.HELD_OUT: 0, Stream.SAMPLES: 1, Stream.AUGMENTATION: 1, Stream.DROPOUT: 1, Stream.EXPERT_NOISE: 1,
     Stream.EVAL_VOTES: 2, Stream.CONDITIONS: 1, Stream.TRAIN_PERTURBATION: 3, Stream.EVAL_PERTURBATION: 3,
     Stream.SERVED_NOISE: 2, Stream.RANDOM_ACTIONS: 2, Stream.EXPERT_MISTAKES: 1,
-    Stream.DEMONSTRATION_NOISE: 2,
+    Stream.DEMONSTRATION_NOISE: 2, Stream.MEASURED_NOISE: 1,
 }  # fmt: skip
 
 
@@ -80,13 +81,6 @@ def generator(seed: int, stream: Stream, *place: int) -> np.random.Generator:
     key = np.array([seed, int(stream)], np.uint64)
     counter = np.array([0] * (4 - len(place)) + [int(number) for number in place], np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
-
-
-def standard(drawn: np.random.Generator, shape: tuple[int, ...], kind: str) -> np.ndarray:
-    """Draws a policy's noise, float32 [*shape]: ``kind`` normal or uniform (:class:`embodied.types.Noise`)."""
-    if kind == "normal":
-        return drawn.standard_normal(shape, dtype=np.float32)
-    return drawn.random(shape, dtype=np.float32)
 
 
 def held_out(rows: int, test_size: float) -> np.ndarray:

@@ -16,6 +16,10 @@ import numpy as np
 
 from embodied.errors import SpecMismatchError
 from embodied.perturbations import Perturbed
+from embodied.sampling import OUTSIDE as OUTSIDE
+from embodied.sampling import Gaussian as Gaussian
+from embodied.sampling import Noise as Noise
+from embodied.sampling import Sampling as Sampling
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -256,14 +260,6 @@ class Elements:
 
 
 @dataclass(frozen=True)
-class Noise:
-    """The random numbers that one decision consumes. They are a function of seed, episode and record."""
-
-    shape: tuple[int, ...]
-    kind: str = "uniform"  # uniform: in [0, 1); normal: of mean 0 and variance 1
-
-
-@dataclass(frozen=True)
 class PolicySpec:
     """What a record of a policy's decision holds, and what the runtime must know to ask for it.
 
@@ -279,27 +275,12 @@ class PolicySpec:
     noise: Noise
     categories: Mapping[str, int] = field(default_factory=dict)  # integer fields → how many values each can take
     entropy: bool = True  # evaluate() gives entropies
-    distribution: bool = True  # evaluate(…, distribution=True) gives the log-probs of all choices
+    distribution: bool = True  # evaluate(…, distribution=True) gives the distribution of each element
     random_weights: bool = False  # it was built without trained weights, so it solves nothing yet
     logprob_dtypes: tuple[str, ...] = ("float32",)  # formats in which it can compute log-probs (embodied.logprobs)
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How actions are drawn from the action logits. Log-probs are those of the distribution that was sampled."""
-
-    do_sample: bool = True  # False: argmax
-    temperature: float = 1.0  # > 0
-    top_k: int = 0  # 0 = off
-    top_p: float = 1.0  # 1 = off
-    # of texts
-    repetition_penalty: float = 1.0  # logits of tokens that stand in prompt or answer: ÷ this if above 0, × if below
-    max_new_tokens: int | None = None  # None = as many as the policy's records hold
-    min_new_tokens: int = 0  # the end of the text is not sampled earlier
-    stop: tuple[str, ...] = ()  # the text ends with the first token that completes one of these
-    ignore_eos: bool = False  # the tokenizer's end of text ends nothing
-    include_stop: bool = True  # the answer ends with the text of ``stop``; False: before it. The tokens are the same
-    logprob_dtype: str = "float32"  # number format in which log-probs are computed from logits (embodied.logprobs)
+    # of learning from demonstrations by the policy's own loss (embodied.protocols.HasDemonstrationLoss)
+    horizon: int | None = None  # H ≥ K, the actions that it is given of each chunk; None = K
+    demonstration_noise: Noise | None = None  # random numbers that it consumes; None = as ``noise``
 
 
 @dataclass(frozen=True)
@@ -310,10 +291,6 @@ class Decision:
     fields: Mapping[str, Tensor]
 
 
-OUTSIDE = -5e3
-"""Nats. A log-prob below it is that of an element that the sampled distribution leaves out (``top_k``, ``top_p``)."""
-
-
 @dataclass(frozen=True)
 class Evaluation:
     """Answer of ``Policy.evaluate`` to B records, differentiable. The M₀ elements have the order of
@@ -322,7 +299,8 @@ class Evaluation:
     logprobs: Tensor  # float32 [B, M₀], of the recorded decisions under the present weights
     entropy: Tensor | None = None  # float32 [B, M₀], nats; None if PolicySpec.entropy is False
     value: Tensor | None = None  # float32 [B, V], None without a value head
-    distribution: Tensor | None = None  # float32 [B, M₀, N], log-probs of all N choices; only when asked for
+    # only when asked for: float32 [B, M₀, N], log-probs of all N choices; or each element's Gaussian
+    distribution: Tensor | Gaussian | None = None
 
 
 @dataclass(frozen=True)

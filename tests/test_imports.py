@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "embodied"
 
 LAYERS = {
-    "errors": -2, "perturbations": -2, "client": -1, "types": -1, "random": -1, "lib": 0,
+    "errors": -2, "perturbations": -2, "sampling": -2, "client": -1, "types": -1, "random": -1, "lib": 0,
     "instructions": 1, "logprobs": 1, "protocols": 1, "rows": 1, "weights": 1,
     "algorithms": 2, "schema": 2, "observe": 2, "data": 2,
     "parallel": 3,

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from embodied.algorithms.importance import MAX_LOG_RATIO, log_ratio
 from embodied.errors import unknown_name
+from embodied.types import Gaussian
 
 MAX_K3 = 10.0
 """k3 grows like exp(−d) where the reference is far more certain; beyond this it has no gradient."""
@@ -70,18 +71,23 @@ def unbiased(estimate: Tensor, logprobs: Tensor, old_logprobs: Tensor) -> Tensor
     return log_ratio(logprobs, old_logprobs).exp() * estimate
 
 
-def full(distribution: Tensor, reference: Tensor) -> Tensor:
-    """``Σ_v π(v)·(log π(v) − log π_ref(v))``: the KL itself, token by token, and its gradient. Never negative.
+def full(distribution: Tensor | Gaussian, reference: Tensor | Gaussian) -> Tensor:
+    """The KL itself, element by element, and its gradient. Never negative. Of tokens ``Σ_v π(v)·(log π(v) − log
+    π_ref(v))``; of Gaussians ``ln(σ_ref/σ) + (σ² + (μ − μ_ref)²)/(2σ_ref²) − 1/2``.
 
     A token that sampling excludes (top-k, top-p) under one of the two policies counts as e⁻²⁰ times as likely there.
 
     Args:
-        distribution: log-probs of all N tokens now, differentiable [..., N].
+        distribution: log-probs of all N tokens now, or Gaussians, differentiable [..., N].
         reference: the same of the reference.
 
     Returns:
-        [...]
+        [...]; of Gaussians in the shape of their means.
     """
+    if isinstance(distribution, Gaussian) or isinstance(reference, Gaussian):
+        mean, std = distribution
+        ref_mean, ref_std = reference
+        return (ref_std / std).log() + (std**2 + (mean - ref_mean) ** 2) / (2 * ref_std**2) - 0.5
     d = (distribution - reference).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return (distribution.exp() * d).sum(dim=-1)
 

@@ -125,11 +125,9 @@ def _how(comparison: Comparison, more: int) -> str:
     states = [*comparison.first.initial_states, *comparison.second.initial_states]
     few = [count for count in states if 1 < count < wanted]
     beyond = f"; a task has {min(few)} initial states, beyond which they repeat with other seeds" if few else ""
-    if (
-        few
-        and comparison.first.starts_without_seed
-        and not comparison.first.conditions.get("sampling", {}).get("do_sample", True)
-    ):
+    drawn = comparison.first.conditions.get("sampling", {})
+    greedy = not drawn.get("do_sample", True) and "greedy_noise" not in drawn
+    if few and comparison.first.starts_without_seed and greedy:
         beyond = (
             f"; there are {min(few)} problems, and a greedy answer to one does not change: more problems are needed"
         )

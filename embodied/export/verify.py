@@ -36,9 +36,10 @@ from embodied.run.build.given import ConfiguredEnv, Sides
 from embodied.run.build.policy import Model, reproducible_arithmetic
 from embodied.run.build.preflight import check
 from embodied.run.build.simulators import Simulators, Workers, policy_batch
-from embodied.run.evaluation.conditions import Conditions, conditions
+from embodied.run.evaluation.conditions import Conditions, conditions, sampling_facts
 from embodied.run.evaluation.protocol import protocol
 from embodied.run.folder.reporter import Reporter
+from embodied.runtime.policy.policy_port import Draw, Request
 from embodied.runtime.rollout.rollout import Job
 from embodied.runtime.wait_policy import cores_are_shared
 from embodied.schema import Config
@@ -194,8 +195,7 @@ def _conditions(
     config: Config, side: ConfiguredEnv, policy: Policy, checkpoint: Path, episodes: int
 ) -> Conditions:  # fmt: skip
     """The conditions of a verification, whose plan and sampling are its own (:func:`spread`)."""
-    under = conditions(config, side, policy.spec, checkpoint, 0)
-    own = {name: getattr(GREEDY, name) for name in under.sampling}
+    under, own = conditions(config, side, policy, checkpoint, 0), sampling_facts(GREEDY, side, policy)
     per_task = -(-episodes // len(side.spec.tasks))
     return replace(
         under, episodes_per_task=per_task, use_fixed_reset_state_ids=True, sampling=own, env_seed=0, group_size=1,
@@ -204,11 +204,7 @@ def _conditions(
 
 
 def _asked(named: str, overrides: Sequence[str], config_dirs: Sequence[str], logs: str) -> VerifyRequest:
-    """Composes and checks the evaluation.
-
-    Args:
-        logs: folder for what the workers say.
-    """
+    """Composes and checks the evaluation."""
     episodes, others = EPISODES, []
     for override in overrides:
         key, _, value = override.partition("=")
@@ -245,6 +241,8 @@ class PolicyRun:
     results: list[EpisodeResult]
     seen: Examples
     actions: np.ndarray  # [N, *decision]
+    asked: Sequence[Request]  # N, each with the keys of its noise
+    draw: Draw
     owners: np.ndarray  # [N], place in the plan of the episode that each is of
     facts: Sequence[WorkerFacts]  # facts that the env workers have found
 
@@ -278,14 +276,16 @@ class _Runs:
         with closing(simulators.open(side, max(kept * rows, 2 * side.config.total_num_envs))) as workers:
             facts = workers.pool.facts
             first = self._part(workers, self._plan[:kept], name, keep=True)
-            pairs = [(place, row) for place, result in enumerate(first) for row in result.rows]
-            owners, used = np.array([place for place, _ in pairs], int), [row for _, row in pairs]
+            owners = np.array([place for place, result in enumerate(first) for _ in result.rows], int)
+            asked = [Request(0, row, one.episode.episode_id, t) for one in first for t, row in enumerate(one.rows)]
+            used = [one.row for one in asked]
             seen, actions = examples_of(side.spec, workers.slab, used), np.array(workers.slab.arrays["actions"][used])
             for result in first:
                 for lease in result.leases:
                     workers.rollout.records.give_back(lease)
             rest = self._part(workers, self._plan[kept:], name, keep=False)
-        return PolicyRun([*first, *rest], seen, actions, owners, facts)
+        draw = Draw(GREEDY, self._config.runner.seed, Stream.EVAL_NOISE)
+        return PolicyRun([*first, *rest], seen, actions, asked, draw, owners, facts)
 
     def _part(self, workers: Workers, plan: Sequence[Episode], name: str, keep: bool) -> list[EpisodeResult]:
         if not plan:
@@ -307,16 +307,15 @@ def agreement(
     assert theirs.seen.obs is not None
     policy.bind(env)
     obs = {name: theirs.seen.obs[name] for name in fields_of(env)}
-    answers = []
+    answers, drawn = [], torch.from_numpy(theirs.draw.noise_of(theirs.asked, policy.spec.noise)).to(device)
     for first in range(0, len(theirs.actions), batch):
         rows = [*range(first, min(first + batch, len(theirs.actions)))]
         filled = rows + rows[-1:] * (batch - len(rows))
         told = policy.encode_instructions([theirs.seen.instructions[row] for row in filled])
         given = {name: torch.from_numpy(values[filled]).to(device) for name, values in obs.items()}
         given |= {name: values.to(device) for name, values in told.items()}
-        noise = torch.zeros(batch, *policy.spec.noise.shape, device=device)
         with torch.inference_mode():
-            answers.append(policy.act(given, noise, GREEDY).fields["actions"][: len(rows)].cpu().numpy())
+            answers.append(policy.act(given, drawn[filled], GREEDY).fields["actions"][: len(rows)].cpu().numpy())
     apart = distance(theirs.actions, np.concatenate(answers), env)
     equal = apart <= tolerance.largest
     episodes = tuple(float(equal[theirs.owners == place].mean()) for place in np.unique(theirs.owners))

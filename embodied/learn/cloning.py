@@ -102,7 +102,7 @@ class Cloner(Stepping):
         policy, config = self.policy, self.config
         self._imitation, self._term = make_imitation(policy, config.runner.seed), NllTerm()
         self.notes = statistics.settle(policy, config.sft, self.episodes)
-        chunk = policy.spec.num_action_chunks
+        chunk = self._imitation.horizon
         pictures = self.env.obs.get(instructions.PICTURES)
         self.samples = samples_of(self.episodes, chunk, self.env.action, pictures)
         self._validation = samples_of(self.held_out, chunk, self.env.action, pictures)

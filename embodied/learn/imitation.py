@@ -18,8 +18,8 @@ from embodied.algorithms.layout import Counts, Layout, step_mask
 from embodied.errors import ConfigError, SpecMismatchError
 from embodied.learn.terms.term import OptimizerBatch
 from embodied.protocols import Clonable, HasDemonstrationLoss, Policy
-from embodied.random import Stream, generator, standard
-from embodied.types import Sampling
+from embodied.random import Stream, generator
+from embodied.types import PolicySpec, Sampling
 
 LIKELIEST = Sampling(do_sample=False)
 WRITE = "demonstration_loss(records, actions, noise) (embodied.protocols.HasDemonstrationLoss)"
@@ -28,13 +28,16 @@ WRITE = "demonstration_loss(records, actions, noise) (embodied.protocols.HasDemo
 class Imitation(Protocol):
     """Scores demonstrated decisions with one policy. A decision has M elements, of which some count."""
 
+    horizon: int
+    """H, the actions of each demonstrated chunk; usually as many as the policy's decisions have."""
+
     @property
     def length_axis(self) -> int | None:
         """The axis along which decisions end early, as texts do."""
         ...
 
     def encode(self, actions: Tensor) -> Mapping[str, Tensor]:
-        """The fields of a decision that stand for the actions [m, K, …]."""
+        """The fields of a decision that stand for the actions [m, H, …]."""
         ...
 
     def counts(self, steps: Tensor, actions: Callable[[], Tensor]) -> Counts:
@@ -85,6 +88,7 @@ class Tokens(Imitation):
 
     def __init__(self, policy: Policy) -> None:
         name, spec = type(policy).__name__, policy.spec
+        self.horizon = spec.num_action_chunks
         if not isinstance(policy, Clonable):
             raise ConfigError(
                 f"{name} cannot learn from demonstrations",
@@ -124,7 +128,7 @@ class Tokens(Imitation):
 
     def likeliest(self, records: Mapping[str, Tensor], encoded: Mapping[str, Tensor]) -> Tensor | None:
         names, spec = [name for name in encoded if name in self._policy.spec.categories], self._policy.spec
-        if not names:
+        if not names or spec.noise.greedy:  # then there is no likeliest token
             return None
         m, device = len(records["actions"]), records["actions"].device
         chosen = self._policy.act(records, torch.zeros(m, *spec.noise.shape, device=device), LIKELIEST).fields
@@ -132,12 +136,14 @@ class Tokens(Imitation):
 
 
 class Losses(Imitation):
-    """Scores demonstrated decisions with the policy's own loss of each action. A decision has K elements."""
+    """Scores demonstrated decisions with the policy's own loss of each action. A decision has H elements."""
 
     length_axis = None
 
     def __init__(self, policy: Any, seed: int) -> None:
-        self._policy, self._seed, self._chunk = policy, seed, policy.spec.num_action_chunks
+        spec: PolicySpec = policy.spec
+        self._policy, self._seed, self.horizon = policy, seed, spec.horizon or spec.num_action_chunks
+        self._declared = spec.demonstration_noise or spec.noise
 
     def encode(self, actions: Tensor) -> Mapping[str, Tensor]:
         return {}
@@ -146,7 +152,7 @@ class Losses(Imitation):
         return Counts(steps, None)
 
     def mask(self, counts: Counts) -> Tensor:
-        return step_mask(counts.num_steps, self._chunk)
+        return step_mask(counts.num_steps, self.horizon)
 
     def logprobs(
         self, records: Mapping[str, Tensor], encoded: Mapping[str, Tensor], numbers: np.ndarray, validation: bool
@@ -154,20 +160,20 @@ class Losses(Imitation):
         actions = records["actions"]
         noise = torch.from_numpy(self._noise(numbers, validation)).to(actions.device)
         losses: Tensor = self._policy.demonstration_loss(records, actions, noise)
-        wanted = (len(actions), self._chunk)
+        wanted = (len(actions), self.horizon)
         if losses.shape != wanted:
             raise SpecMismatchError(
                 f"demonstration_loss() of {type(self._policy).__name__}: got shape {list(losses.shape)}, expected "
                 f"{list(wanted)}",
-                "give a loss of each of the K actions; the runtime averages over those that were taken",
+                "give a loss of each of the actions; the runtime averages over those that were taken",
             )
         return -losses
 
     def _noise(self, numbers: np.ndarray, validation: bool) -> np.ndarray:
         """Float32 [m, *noise.shape], of each sample by its number."""
-        declared, stream = self._policy.spec.noise, Stream.DEMONSTRATION_NOISE
+        stream = Stream.DEMONSTRATION_NOISE
         drawn = (generator(self._seed, stream, int(number), int(validation)) for number in numbers)
-        return np.stack([standard(one, declared.shape, declared.kind) for one in drawn])
+        return np.stack([self._declared.draw(one) for one in drawn])
 
     def likeliest(self, records: Mapping[str, Tensor], encoded: Mapping[str, Tensor]) -> Tensor | None:
         return None

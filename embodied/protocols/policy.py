@@ -47,10 +47,11 @@ class Policy(Protocol):
 
         Args:
             obs: every field of ``EnvSpec.obs`` as [B, …] (pixels uint8), and those of :meth:`encode_instructions`.
-            noise: float32 [B, *spec.noise.shape] of the declared kind, the only source of randomness (a row's noise is
-                a function of seed, episode and record, so no batching changes a result).
-            sampling: temperature and truncation of the distribution. ``do_sample=False`` asks for the likeliest
-                decision, whatever the noise.
+            noise: float32 [B, *spec.noise.shape] as declared, the only source of randomness (a row's noise is a
+                function of seed, episode and record, so no batching changes a result).
+            sampling: temperature and truncation of the distribution. ``do_sample=False`` asks for the greedy decision,
+                which reads the first ``spec.noise.greedy`` entries of the noise, and no others. Usually these are none,
+                and the decision is the likeliest one.
         """
         ...
 
@@ -62,8 +63,8 @@ class Policy(Protocol):
         ``records`` holds the fields that :meth:`act` was given, and those of the decision, each [B, …].
 
         Args:
-            distribution: also give the log-probs of what was not chosen (``Evaluation.distribution``). Passed, and
-                true, with ``algorithm.kl_penalty_type: full`` alone, and only if ``spec.distribution``.
+            distribution: also give the distribution of each element (``Evaluation.distribution``). Passed, and true,
+                with ``algorithm.kl_penalty_type: full`` alone, and only if ``spec.distribution``.
         """
         ...
 
@@ -82,6 +83,17 @@ class PreparesPictures(Protocol):
     def pictures(self) -> Mapping[str, Any]:
         """Returns how the policy prepares pictures, as values of JSON; under the names of the keys of ``actor.model``
         where there are such keys."""
+        ...
+
+
+@runtime_checkable
+class NamesSampler(Protocol):
+    """Interface of a policy whose sampler has settings beside :class:`embodied.types.Sampling`, such as the steps of a
+    denoising chain: success depends on them, so they are part of an evaluation's protocol."""
+
+    def sampler(self, sampling: Sampling) -> Mapping[str, Any]:
+        """Returns how decisions are drawn, as values of JSON, e.g. ``{"sampler": "ode", "num_steps": 10}``. The names
+        are none of :class:`embodied.types.Sampling`'s."""
         ...
 
 
@@ -238,15 +250,15 @@ class HasDemonstrationLoss(Protocol):
     """
 
     def demonstration_loss(self, records: Mapping[str, Tensor], actions: Tensor, noise: Tensor) -> Tensor:
-        """The loss of each of B demonstrated chunks of K actions, float32 [B, K] with gradients. The runtime takes the
-        mean over the actions that were taken; beyond the end of an episode ``actions`` repeats the last one. Called
-        after :meth:`Policy.bind`.
+        """The loss of each action of B demonstrated chunks, float32 [B, H] with gradients, where H is ``spec.horizon``
+        or else K. The runtime takes the mean over the actions that were taken; beyond the end of an episode ``actions``
+        repeats the last one. Called after :meth:`Policy.bind`.
 
         Args:
             records: the fields that :meth:`Policy.act` is given, each [B, …].
-            actions: [B, K, …] as the env takes them (``EnvSpec.action``).
-            noise: float32 [B, *spec.noise.shape] of the declared kind, a function of the run's seed and the sample; the
-                only source of randomness beside dropout.
+            actions: [B, H, …] as the env takes them (``EnvSpec.action``).
+            noise: float32 [B, …] as ``spec.demonstration_noise`` declares it, or else ``spec.noise``: a function of the
+                run's seed and the sample, and the only source of randomness beside dropout.
         """
         ...
 

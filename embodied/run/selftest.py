@@ -97,7 +97,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         console.say("as asked")
         first, facts = _results(session, usual, engine, stop)
         simulator, side = described(facts), usual.sides.eval
-        under = conditions(usual.composed.config, side, policy.spec, session.path, 0)
+        under = conditions(usual.composed.config, side, policy, session.path, 0)
         held_to = protocol(usual.composed, side, under, facts, policy)
         console.say(held_to.head)
         others = variations(usual, asked.composed.config.rollout.policy_batch, processes, policy,

@@ -97,7 +97,7 @@ def of_evaluation(
 ) -> list[list[str]]:  # fmt: skip
     """Makes the summary's rows of derived numbers for an evaluation alone."""
     config = composed.config
-    under = conditions(config, side, model.policy.spec, folder, 0)
+    under = conditions(config, side, model.policy, folder, 0)
     tasks, chunk = len(side.spec.tasks), model.policy.spec.num_action_chunks
     episodes, replaced = tasks * under.episodes_per_task, config.runner.ckpt_path is not None
     return [
@@ -197,7 +197,7 @@ def _evaluations(config: schema.Config, side: ConfiguredEnv, model: Model, folde
     interval = config.runner.val_check_interval
     if interval <= 0:
         return []
-    under, tasks = conditions(config, side, model.policy.spec, folder, 0), len(side.spec.tasks)
+    under, tasks = conditions(config, side, model.policy, folder, 0), len(side.spec.tasks)
     episodes = f"{tasks * under.episodes_per_task} episodes = {tasks} tasks × {under.episodes_per_task}"
     when = f"every {interval} iterations and at the end"
     return [

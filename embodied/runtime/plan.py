@@ -12,7 +12,7 @@ import numpy as np
 
 from embodied.errors import ConfigError
 from embodied.perturbations import Condition, Perturbed
-from embodied.random import Stream, generator, standard
+from embodied.random import Stream, generator
 from embodied.types import EnvSpec, Episode, Noise, Start
 
 ROUND_IDS = 1 << 40  # distance between the ids of two sampling rounds: more episodes than a run has
@@ -191,4 +191,4 @@ def video_name(episode: Episode) -> str:
 
 def noise(seed: int, stream: Stream, episode_id: int, t: int, declared: Noise) -> np.ndarray:
     """Draws the noise of one decision: float32 [*declared.shape], a function of its arguments only."""
-    return standard(generator(seed, stream, t, episode_id), declared.shape, declared.kind)
+    return declared.draw(generator(seed, stream, t, episode_id))

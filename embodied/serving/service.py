@@ -319,11 +319,11 @@ class Service:
         return found
 
     def _noise(self, asked: Sequence[_Waiting]) -> np.ndarray:
-        """[B, …], of zeros for the likeliest actions."""
+        """[B, …], of zeros for greedy actions that read none."""
         declared = self._policy.spec.noise
         drawn = np.zeros((len(asked), *declared.shape), np.float32)
         for row, waiting in enumerate(asked):
-            if not waiting.greedy:
+            if declared.greedy or not waiting.greedy:
                 count, session = waiting.place
                 drawn[row] = noise(self._seed, Stream.SERVED_NOISE, session, count, declared)
         return drawn

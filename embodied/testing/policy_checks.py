@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,18 +15,20 @@ from embodied.errors import SpecMismatchError
 from embodied.instructions import fields_of
 from embodied.parallel.modes import without_dropout
 from embodied.protocols import Clonable, HasDemonstrationLoss, Policy
-from embodied.types import ContinuousAction, DiscreteAction, EnvSpec, Evaluation, PolicySpec, Sampling
+from embodied.random import Stream, generator
+from embodied.types import ContinuousAction, DiscreteAction, EnvSpec, Evaluation, Gaussian, Noise, PolicySpec, Sampling
 
 
 def check_policy(policy: Policy, env: EnvSpec, batch: int = 3, tolerance: float = 1e-4) -> None:
     """Drive every method of ``policy`` on made-up observations of ``env`` and compare with its spec.
 
     Checks: the spec agrees with itself; decision fields have the declared shape and dtype; actions lie within the env's
-    range; equal noise gives equal decisions, and other noise others; the likeliest decision does not depend on noise;
-    ``evaluate`` agrees with ``act`` on the log-probs; both compute them in each declared number format; every trainable
-    parameter gets a gradient; the distribution, if there is one, adds up to one; if there is an ``encode_actions``, it
-    gives an action's fields back; a ``demonstration_loss`` is [B, K], finite, differentiable, of each record alone, and
-    a function of the noise that it is given.
+    range; equal noise gives equal decisions, and other noise others; of the noise a greedy decision reads the part that
+    ``spec.noise`` names; ``evaluate`` agrees with ``act`` on the log-probs; both compute them in each declared number
+    format; every trainable parameter gets a gradient; the distribution, if there is one, adds up to one, or its
+    Gaussians fit the log-probs; if there is an ``encode_actions``, it gives an action's fields back; a
+    ``demonstration_loss`` is [B, H], finite, differentiable, of each record alone, and a function of the noise that it
+    is given.
 
     Raises:
         SpecMismatchError: the field, what was got, and what was expected.
@@ -33,7 +37,7 @@ def check_policy(policy: Policy, env: EnvSpec, batch: int = 3, tolerance: float 
     layout = _check_spec(policy.spec)
     random = torch.Generator().manual_seed(0)  # the verdict is the same every time
     obs = _observations(policy, env, batch, random)
-    noise, other = (_draw(policy.spec, batch, random) for _ in range(2))
+    noise, other = (_draw(policy.spec.noise, batch, random) for _ in range(2))
     sampling = Sampling()
     lines = policy.probe(obs)
     _expect(all(isinstance(line, str) for line in lines), "probe()", repr(lines), "lines of text")
@@ -53,7 +57,7 @@ def check_policy(policy: Policy, env: EnvSpec, batch: int = 3, tolerance: float 
     if isinstance(policy, Clonable):
         _check_encoded_actions(policy, policy.spec, fields)
     if isinstance(policy, HasDemonstrationLoss):
-        _check_demonstration_loss(policy, obs, fields["actions"], noise)
+        _check_demonstration_loss(policy, obs, fields["actions"], random)
     _check_new_sentence(policy, obs, noise)
 
 
@@ -73,12 +77,21 @@ def _check_spec(spec: PolicySpec) -> Layout:
         got = spec.decision.get("length")
         shown = "nothing" if got is None else f"{got.dtype} {got.shape}"
         _expect(shown == "int32 ()", "decision field 'length' of a length axis", shown, "int32 ()")
-    kinds = ("uniform", "normal")
-    _expect(spec.noise.kind in kinds, "PolicySpec.noise.kind", spec.noise.kind, " or ".join(kinds))
+    _check_declared_noise(spec.noise)
+    if spec.demonstration_noise is not None:
+        _check_declared_noise(spec.demonstration_noise)
     for name in spec.categories:
         shown = spec.decision[name].dtype if name in spec.decision else "nothing"
         _expect(shown.startswith("int"), f"PolicySpec.categories: field '{name}'", shown, "integers")
     return layout
+
+
+def _check_declared_noise(noise: Noise) -> None:
+    kinds = ("uniform", "normal")
+    _expect(noise.kind in kinds, "kind of a Noise", noise.kind, " or ".join(kinds))
+    for name in ("uniform", "greedy"):
+        count, most = getattr(noise, name), noise.shape[0] if noise.shape else 0
+        _expect(0 <= count <= most, f"{name} of a Noise", str(count), f"0 to {most}, entries of its first axis")
 
 
 def _check_range(env: EnvSpec, spec: PolicySpec, actions: Tensor) -> None:
@@ -98,15 +111,22 @@ def _check_range(env: EnvSpec, spec: PolicySpec, actions: Tensor) -> None:
 
 
 def _check_noise(policy: Policy, obs: Mapping[str, Tensor], draws: tuple[Tensor, Tensor]) -> None:
-    """Check that sampling depends on the noise and that the likeliest decision does not."""
-    for do_sample in (True, False):
+    """Check that sampling depends on the noise, and a greedy decision on the part alone that the spec names."""
+    (noise, other), read = draws, policy.spec.noise.greedy
+
+    def same(one: Tensor, two: Tensor, sampling: Sampling) -> bool:
         with torch.no_grad():
-            first, second = (policy.act(obs, noise, Sampling(do_sample=do_sample)).fields["actions"] for noise in draws)
-        same = torch.equal(first, second)
-        if do_sample and draws[0].numel():
-            _expect(not same, "actions under other noise", "the same", "others")
-        elif not do_sample:
-            _expect(same, "actions with do_sample=False under other noise", "others", "the same")
+            first, second = (policy.act(obs, each, sampling).fields["actions"] for each in (one, two))
+        return torch.equal(first, second)
+
+    if noise.numel():
+        _expect(not same(noise, other, Sampling()), "actions under other noise", "the same", "others")
+    greedy, rest = Sampling(do_sample=False), torch.cat([noise[:, :read], other[:, read:]], 1) if read else other
+    part = f" behind the first {read} entries, spec.noise.greedy" if read else ""
+    _expect(same(noise, rest, greedy), f"actions with do_sample=False under other noise{part}", "others", "the same")
+    if read:
+        what = f"actions with do_sample=False under other noise in the first {read} entries, spec.noise.greedy"
+        _expect(not same(noise, other, greedy), what, "the same", "others")
 
 
 def _check_new_sentence(policy: Policy, obs: Mapping[str, Tensor], noise: Tensor) -> None:
@@ -152,6 +172,9 @@ def _check_distribution(
     """Check that probabilities of all choices add up to 1 and that their entropy is the one that ``evaluate`` gives."""
     with torch.no_grad():
         result = policy.evaluate(records, sampling, distribution=True)
+    if isinstance(result.distribution, Gaussian):
+        _check_gaussian(result, result.distribution, tolerance)
+        return
     logp = result.distribution
     shown = "nothing" if logp is None else f"{tuple(logp.shape)}"
     expected = tuple(result.logprobs.shape)
@@ -162,6 +185,19 @@ def _check_distribution(
     _expect(gap <= tolerance, "sum of the distribution's probabilities", f"1 ± {gap:.2g}", f"1 ± {tolerance:.2g}")
     if result.entropy is not None:
         gap = float((-(logp.exp() * logp).sum(-1) - result.entropy).abs().max())
+        _expect(gap <= 10 * tolerance, "entropy and distribution", f"differ by {gap:.2g}", f"at most {10 * tolerance}")
+
+
+def _check_gaussian(result: Evaluation, gaussian: Gaussian, tolerance: float) -> None:
+    """Check that no log-prob exceeds the largest density of its Gaussian, and that the entropy is the Gaussian's."""
+    mean, std, logp = (values.flatten(1) for values in (*gaussian, result.logprobs))
+    shown, expected = f"{tuple(mean.shape)} and {tuple(std.shape)}", tuple(logp.shape)
+    _expect(mean.shape == std.shape == logp.shape, "mean and std of the Gaussians", shown, f"{expected} each")
+    _expect(bool((std > 0).all()), "std of the Gaussians", f"{float(std.min()):.2g}", "numbers above 0")
+    over = float((logp + std.log() + math.log(2 * math.pi) / 2).max())
+    _expect(over <= tolerance, "log-probs", f"{over:.2g} above the Gaussians' largest density", "none above it")
+    if result.entropy is not None:
+        gap = float((std.log() + math.log(2 * math.pi * math.e) / 2 - result.entropy.flatten(1)).abs().max())
         _expect(gap <= 10 * tolerance, "entropy and distribution", f"differ by {gap:.2g}", f"at most {10 * tolerance}")
 
 
@@ -177,8 +213,13 @@ def _check_encoded_actions(policy: Clonable, spec: PolicySpec, fields: Mapping[s
             _expect(differ < 0.05, "encode_actions() of a decision's actions", f"{differ:.0%} other {name}", "the same")
 
 
-def _check_demonstration_loss(policy: Any, obs: Mapping[str, Tensor], actions: Tensor, noise: Tensor) -> None:
-    what, batch, results = "demonstration_loss()", len(actions), []
+def _check_demonstration_loss(
+    policy: Any, obs: Mapping[str, Tensor], chunk: Tensor, random: torch.Generator
+) -> None:  # fmt: skip
+    what, batch, results, spec = "demonstration_loss()", len(chunk), [], policy.spec
+    horizon, drawn = spec.horizon or spec.num_action_chunks, spec.demonstration_noise or spec.noise
+    actions = chunk[:, torch.arange(horizon) % spec.num_action_chunks]
+    noise = _draw(drawn, batch, random)
     with without_dropout(policy), torch.random.fork_rng(devices=[]):
         for seed in (0, 1):  # torch's own generator must not matter
             torch.manual_seed(seed)
@@ -186,7 +227,7 @@ def _check_demonstration_loss(policy: Any, obs: Mapping[str, Tensor], actions: T
         first = {name: values[:1] for name, values in obs.items()}
         alone = policy.demonstration_loss({**first, "actions": actions[:1]}, actions[:1], noise[:1])
     loss, again = results
-    _expect_field(what, loss, (batch, policy.spec.num_action_chunks), "float32")
+    _expect_field(what, loss, (batch, horizon), "float32")
     _expect(bool(loss.isfinite().all()), what, "numbers that are not finite", "finite ones")
     _expect(loss.requires_grad, what, "no gradient", "a loss that depends on the parameters")
     _expect(torch.equal(loss, again), f"{what} under equal noise", "another loss", "an equal one: draw nothing besides")
@@ -195,9 +236,9 @@ def _check_demonstration_loss(policy: Any, obs: Mapping[str, Tensor], actions: T
     )
 
 
-def _draw(spec: PolicySpec, batch: int, random: torch.Generator) -> Tensor:
-    make = torch.rand if spec.noise.kind == "uniform" else torch.randn
-    return make(batch, *spec.noise.shape, generator=random)
+def _draw(noise: Noise, batch: int, random: torch.Generator) -> Tensor:
+    seed = int(torch.randint(2**62, (), generator=random))
+    return torch.from_numpy(np.stack([noise.draw(generator(seed, Stream.EVAL_NOISE, 0, row)) for row in range(batch)]))
 
 
 def _observations(policy: Policy, env: EnvSpec, batch: int, random: torch.Generator) -> dict[str, Tensor]:

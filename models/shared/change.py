@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from embodied.protocols import Examples, Policy
+from embodied.random import Stream, generator
 from embodied.types import Sampling
 
 ROWS = 4  # rows of one call: the policy may be a large one
@@ -62,8 +63,8 @@ def change(
         here.append(Answers(records["actions"], _logprobs(live, records)))
         with inside():
             own = {**records, **_told(other, examples, rows, device)}
-            noise = torch.zeros(len(rows), *other.spec.noise.shape, device=device)
-            there.append(Answers(other.act(own, noise, GREEDY).fields["actions"], _logprobs(other, own)))
+            greedy = other.act(own, _noise(other, rows, device), GREEDY).fields["actions"]
+            there.append(Answers(greedy, _logprobs(other, own)))
     one, two = (Answers(*map(torch.cat, zip(*parts, strict=True))) for parts in (here, there))
     logprobs = (one.logprobs - two.logprobs).abs()
     actions = (one.actions.double() - two.actions.double()).abs()
@@ -79,8 +80,15 @@ def decided(policy: Policy, examples: Examples, device: torch.device) -> Iterato
         rows = torch.arange(first, min(first + ROWS, len(examples.instructions)))
         obs = {name: torch.from_numpy(values[rows.numpy()]).to(device) for name, values in _obs(examples).items()}
         obs |= _told(policy, examples, rows, device)
-        noise = torch.zeros(len(rows), *policy.spec.noise.shape, device=device)
-        yield rows, {**obs, **policy.act(obs, noise, GREEDY).fields}
+        yield rows, {**obs, **policy.act(obs, _noise(policy, rows, device), GREEDY).fields}
+
+
+def _noise(policy: Policy, rows: Tensor, device: torch.device) -> Tensor:
+    """Noise of greedy decisions on the observations ``rows`` int64 [B], equal for every policy of equal spec:
+    float32 [B, …]."""
+    declared = policy.spec.noise
+    drawn = [declared.draw(generator(0, Stream.MEASURED_NOISE, row)) for row in rows.tolist()]
+    return torch.from_numpy(np.stack(drawn)).to(device)
 
 
 def _obs(examples: Examples) -> Mapping[str, np.ndarray]:

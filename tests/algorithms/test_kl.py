@@ -7,6 +7,7 @@ import torch
 
 from embodied.algorithms.kl import MAX_K3, full, make_coefficient, make_kl, unbiased
 from embodied.errors import UnknownNameError
+from embodied.types import Gaussian
 
 
 def run(name: str, d: float) -> tuple[float, float]:
@@ -119,3 +120,18 @@ def test_the_adaptive_coefficient():
     fixed = make_coefficient(0.5, "fixed", target_kl=0.1, horizon=100)
     fixed.update(0.3, 10)
     assert fixed.value == 0.5
+
+
+def test_the_kl_of_gaussians_is_that_of_many_samples_and_its_gradient_that_of_the_formula():
+    mean, std = torch.tensor([0.3, -1.0, 0.0]).requires_grad_(), torch.tensor([0.5, 0.2, 1.0]).requires_grad_()
+    reference = Gaussian(torch.tensor([0.1, -0.7, 0.0]), torch.tensor([0.4, 0.3, 1.0]))
+    exact = full(Gaussian(mean, std), reference)
+    now, then = torch.distributions.Normal(mean, std), torch.distributions.Normal(*reference)
+    torch.testing.assert_close(exact, torch.distributions.kl_divergence(now, then))
+    with torch.no_grad():
+        drawn = mean + std * torch.randn(100_000, 3, generator=torch.Generator().manual_seed(0))
+        estimates = now.log_prob(drawn) - then.log_prob(drawn)
+    assert ((estimates.mean(0) - exact).abs() < 3 * estimates.std(0) / 100_000**0.5 + 1e-7).all()
+    exact.sum().backward()
+    torch.testing.assert_close(mean.grad, (mean - reference.mean).detach() / reference.std**2)
+    torch.testing.assert_close(std.grad, (std / reference.std**2 - 1 / std).detach())

@@ -34,7 +34,7 @@ def checked(tmp_path: Path) -> Checked:
 
 @pytest.fixture
 def under(checked: Checked, tmp_path: Path) -> Conditions:
-    return conditions(checked.config, checked.eval, FakePolicy().spec, tmp_path, 0)
+    return conditions(checked.config, checked.eval, FakePolicy(), tmp_path, 0)
 
 
 def made(checked: Checked, under: Conditions, facts: list[WorkerFacts] = FACTS) -> str:

@@ -27,7 +27,7 @@ from embodied.run.folder import launches
 from embodied.run.folder.folder import RunFolder
 from embodied.runtime.slab import info_fields, runtime_fields
 from embodied.schema.compose.compose import Composed
-from embodied.types import ArraySpec, PolicySpec, Sampling
+from embodied.types import ArraySpec, Noise, PolicySpec, Sampling
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,7 @@ def open_model(
         policy: one that was built for counting alone; None = it is built here. Processes are then not connected.
 
     Raises:
+        ConfigError: an evaluation would repeat equal episodes.
         RankError: a process did not come.
         RanksDifferError: the processes hold different weights.
     """
@@ -81,6 +82,7 @@ def open_model(
             policy, device = build_policy(config, processes, sides, console.say)
     else:
         device = device_of(config.runner, processes)
+    _check_repeats(config.algorithm, policy.spec.noise)
     cluster, connects = config.cluster, "nccl" if device.type == "cuda" else "gloo"
     if processes.size > 1 and cluster.distributed_backend not in (None, connects):
         raise ConfigError(
@@ -99,6 +101,16 @@ def open_model(
         for line in (*schema.notes(config), *sharding.notes):
             console.say(line)
         yield Model(policy, device, sharding)
+
+
+def _check_repeats(algorithm: schema.AlgorithmConfig, noise: Noise) -> None:
+    """Refuses several greedy episodes of a start where all would be equal."""
+    if algorithm.val_group_size > 1 and not algorithm.val_sampling_params.do_sample and not noise.greedy:
+        raise ConfigError(
+            f"algorithm.val_group_size {algorithm.val_group_size} with val_sampling_params.do_sample false: all "
+            "episodes of a start would be equal",
+            "set algorithm.val_sampling_params.do_sample=true",
+        )
 
 
 def build_policy(

@@ -11,10 +11,11 @@ from typing import Any
 from embodied import schema
 from embodied.learn.checkpoint.metadata import read_meta
 from embodied.observe.reach import actions
+from embodied.protocols import NamesSampler, Policy
 from embodied.run.build.given import ConfiguredEnv
 from embodied.run.build.policy import sampling
 from embodied.schema import EnvEvalConfig
-from embodied.types import PolicySpec
+from embodied.types import PolicySpec, Sampling
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Conditions:
         if not self.use_fixed_reset_state_ids:
             return f"drawn from {has} initial states"
         if wanted >= states[-1]:
-            again = wanted > states[-1] and "max_new_tokens" in self.sampling and not self.sampling["do_sample"]
+            again = wanted > states[-1] and "max_new_tokens" in self.sampling and _repeats(self.sampling)
             same = f"; a greedy answer does not change, so env.eval.episodes_per_task={states[-1]} says as much"
             return f"from all {has} initial states{same if again else ''}"
         return f"from the first {f'{wanted} ' if wanted > 1 else ''}of {has} initial states"
@@ -88,19 +89,18 @@ class Conditions:
         return f"at most {self.max_steps} control steps where the env's own limit is {self.env_max_steps}{after}"
 
 
-def conditions(
-    config: schema.Config, side: ConfiguredEnv, spec: PolicySpec, folder: Path, iteration: int
-) -> Conditions:
+def conditions(config: schema.Config, side: ConfiguredEnv, policy: Policy, folder: Path, iteration: int) -> Conditions:
     """Returns the conditions of ``side``'s evaluation after ``iteration`` iterations of the run in ``folder``."""
     own = side.config
     assert isinstance(own, EnvEvalConfig)
     return Conditions(
-        weights=_weights(config, spec, folder, iteration), max_steps=side.max_steps,
+        weights=_weights(config, policy.spec, folder, iteration), max_steps=side.max_steps,
         env_max_steps=side.spec.max_episode_steps,
         episodes_per_task=own.episodes_per_task, init_states_per_task=side.spec.num_init_states,
         use_fixed_reset_state_ids=own.use_fixed_reset_state_ids, ignore_terminations=own.ignore_terminations,
         reward_mode=own.reward_mode, reward_coef=own.reward_coef, use_rel_reward=own.use_rel_reward,
-        sampling=_sampling(config, side), env_seed=own.seed, seed=config.runner.seed,
+        sampling=sampling_facts(sampling(config.algorithm.val_sampling_params), side, policy),
+        env_seed=own.seed, seed=config.runner.seed,
         group_size=config.algorithm.val_group_size,
         held_out_states=config.protocol.held_out_states if max(side.spec.num_init_states) > 1 else 0,
     )  # fmt: skip
@@ -120,11 +120,18 @@ def checkpoint_of(config: schema.Config) -> dict[str, Any] | None:
     return {"path": config.runner.ckpt_path, "identity": identity, "model_path": base}
 
 
-def _sampling(config: schema.Config, side: ConfiguredEnv) -> dict[str, Any]:
-    """Returns the sampling of actions; for robots without the fields that only texts have."""
-    drawn = asdict(sampling(config.algorithm.val_sampling_params))
-    del drawn["logprob_dtype"]  # a training's alone
-    return side.kind.sampling_fields(drawn)
+def sampling_facts(drawn: Sampling, side: ConfiguredEnv, policy: Policy) -> dict[str, Any]:
+    """Returns how actions are drawn; for robots without the fields that only texts have, and with the policy's own."""
+    fields = asdict(drawn)
+    del fields["logprob_dtype"]  # a training's alone
+    own = policy.sampler(drawn) if isinstance(policy, NamesSampler) else {}
+    noisy = {"greedy_noise": True} if policy.spec.noise.greedy else {}
+    return {**side.kind.sampling_fields(fields), **own, **noisy}
+
+
+def _repeats(drawn: Mapping[str, Any]) -> bool:
+    """Whether an answer to an equal observation is equal."""
+    return not drawn["do_sample"] and "greedy_noise" not in drawn
 
 
 def _weights(config: schema.Config, spec: PolicySpec, folder: Path, iteration: int) -> str:

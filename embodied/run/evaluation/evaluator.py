@@ -286,7 +286,7 @@ class EvaluationRunner:
             )
 
     def _conditions(self, iteration: int) -> Conditions:
-        under = conditions(self._config, self._side, self._simulators.model.policy.spec, self._folder, iteration)
+        under = conditions(self._config, self._side, self._simulators.model.policy, self._folder, iteration)
         if self._answers is None:
             return under
         counts = self._answers.counts

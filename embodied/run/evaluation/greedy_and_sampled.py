@@ -31,7 +31,7 @@ def evaluations(composed: Composed) -> dict[str, Composed]:
 
 
 def _drawn(composed: Composed, sampled: bool) -> Composed:
-    """Greedy episodes of a start are all equal, so one is run of each."""
+    """Greedy episodes of a start are usually all equal, so one is run of each."""
     algorithm, resolved = composed.config.algorithm, composed.resolved
     drawn = algorithm.val_sampling_params.model_copy(update={"do_sample": sampled})
     own = {"val_group_size": algorithm.val_group_size if sampled else 1}
@@ -66,6 +66,6 @@ def show(console: Console, greedy: Path) -> None:
     temperature = one.second.conditions["sampling"]["temperature"]
     title = f"greedy, and sampled at temperature {temperature:g}, from the same starts"
     console.table(title, table(one, NAMES))
-    meant = ("sampling.do_sample", "group_size")
-    for line in lines(replace(one, differing=[row for row in one.differing if row.key not in meant]), NAMES):
+    meant = ("sampling.", "group_size")
+    for line in lines(replace(one, differing=[row for row in one.differing if not row.key.startswith(meant)]), NAMES):
         console.say(line)

@@ -8,14 +8,8 @@ from embodied.schema.keys.sections.runner import RunnerConfig
 
 
 def check_evaluation(config: Config) -> None:
-    """Refuses several equal episodes of a start, and two evaluations where a command makes one or none."""
+    """Refuses two evaluations where a command makes one or none."""
     algorithm, runner = config.algorithm, config.runner
-    if algorithm.val_group_size > 1 and not algorithm.val_sampling_params.do_sample:
-        raise ConfigError(
-            f"algorithm.val_group_size {algorithm.val_group_size} with val_sampling_params.do_sample false: all "
-            "episodes of a start would be equal",
-            "set algorithm.val_sampling_params.do_sample=true",
-        )
     if algorithm.val_sampling_params.do_sample == "both" and (
         not runner.only_eval or runner.selftest or runner.answers is not None
     ):

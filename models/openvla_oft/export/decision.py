@@ -123,7 +123,7 @@ def policy_answers(
     fields = policy.act(obs, inputs["noise"].to(device), sampling).fields
     with torch.no_grad():
         logp = policy.evaluate({**obs, **fields}, sampling, distribution=True).distribution
-    assert logp is not None
+    assert isinstance(logp, Tensor)
     return Reference(fields["action_tokens"].long().cpu(), logp.cpu())
 
 

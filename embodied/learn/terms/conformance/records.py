@@ -17,7 +17,7 @@ from embodied.learn.batch import RECORDED
 from embodied.learn.terms.term import Forward, Need, OptimizerBatch, Setup
 from embodied.protocols import Policy
 from embodied.schema import AlgorithmConfig
-from embodied.types import ArraySpec, Elements, EnvSpec, Evaluation, Noise, PolicySpec
+from embodied.types import ArraySpec, Elements, EnvSpec, Evaluation, Gaussian, Noise, PolicySpec
 
 Fields = Callable[[int], Mapping[str, Tensor]]
 CHOICES = 5  # number of choices of each element, in a made-up distribution
@@ -44,6 +44,7 @@ class Case:
         reference = None
         if self.reference is not None:
             distribution = self.reference.distribution
+            assert not isinstance(distribution, Gaussian), "made-up ones are of choices"
             reference = Evaluation(
                 self.reference.logprobs[here], distribution=None if distribution is None else distribution[here]
             )
@@ -169,6 +170,7 @@ def _distribution(logprobs: Tensor) -> Tensor:
 
 def _moved(result: Evaluation, device: torch.device) -> Evaluation:
     distribution = result.distribution
+    assert not isinstance(distribution, Gaussian), "made-up ones are of choices"
     return Evaluation(
         result.logprobs.to(device), distribution=None if distribution is None else distribution.to(device)
     )
