@@ -25,7 +25,7 @@ from .network.sizes import Sizes
 from .parts import Parts, Situation
 from .policy import FlowVLAPolicy
 from .sampling.steps import plain_steps, sde_steps
-from .settings import EXPERT, TARGETS, Settings
+from .settings import EXPERT, STATE, TARGETS, TRUNK, Settings
 
 VALUE_HEAD_FILE, NOISE_HEAD_FILE = "value_head.safetensors", "noise_head.safetensors"
 BYTE_PROMPT = 160  # bytes of a prompt at most, with random weights
@@ -44,9 +44,7 @@ def build(settings: Settings) -> FlowVLAPolicy:
     most = settings.max_prompt_length or (BYTE_PROMPT if folder is None else folder.prompt_tokens)
     source, places = (None, None) if folder is None else (folder.path, folder.cameras)
     now = _situation(settings, folder)
-    return FlowVLAPolicy(
-        Parts(model, value_head, noise_head, tokenizer, settings, steps, most, source, places, now)
-    )
+    return FlowVLAPolicy(Parts(model, value_head, noise_head, tokenizer, settings, steps, most, source, places, now))
 
 
 def _situation(settings: Settings, folder: Folder | None) -> Situation:
@@ -81,7 +79,9 @@ def _random(settings: Settings, tokenizer: Tokenizer | None) -> FlowVLA:
 
 def _read(settings: Settings, folder: Folder) -> FlowVLA:
     if settings.layout not in (None, folder.layout):
-        raise bad("layout", settings.layout, f"{folder.path} is {folder.layout}", "remove the key, or change model_path")
+        raise bad(
+            "layout", settings.layout, f"{folder.path} is {folder.layout}", "remove the key, or change model_path"
+        )
     if settings.action_horizon not in (None, folder.horizon):
         reason = f"{folder.path} was trained with chunks of {folder.horizon}"
         raise bad("action_horizon", settings.action_horizon, reason, "remove the key")
@@ -112,8 +112,14 @@ def _prepare(
         inject(model, lora_config(settings, targets), settings.seed, cast_input=settings.precision == "fp32")
     heads = {"value_head": value_head, "noise_head": noise_head}
     weights = nn.ModuleDict({"model": model, **{name: head for name, head in heads.items() if head is not None}})
-    choose_trained(weights, settings, ("value_head", *EXPERT), prefix="model.")
+    state_first = model.sizes.state_place == "prefix"
+    choose_trained(
+        weights, settings, ("value_head", *EXPERT, *(() if state_first else ("state_proj",))), prefix="model."
+    )
     for name, parameter in weights.named_parameters():
+        in_front = TRUNK.match(name) or (state_first and STATE.match(name))
+        if settings.train_expert_only and in_front and ".lora_" not in name:
+            parameter.requires_grad_(False)
         dtype = torch.float32 if parameter.requires_grad else FORMATS[settings.precision]
         if dtype == torch.float16:
             check_range(parameter, name, dtype)

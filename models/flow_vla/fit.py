@@ -28,7 +28,9 @@ def camera_order(parts: Parts, env: EnvSpec) -> tuple[int, ...]:
     return tuple(range(len(env.cameras))) if names is None else tuple(env.cameras.index(name) for name in names)
 
 
-def statistics_scales(parts: Parts, env: EnvSpec | None, values: Mapping[str, Any] | None = None) -> tuple[Scale, Scale]:
+def statistics_scales(
+    parts: Parts, env: EnvSpec | None, values: Mapping[str, Any] | None = None
+) -> tuple[Scale, Scale]:
     """Scales of state and actions: by new statistics, else those that there are, else the env's range of actions.
 
     Args:
@@ -57,7 +59,9 @@ def _scale(parts: Parts, block: Mapping[str, Any], feature: str, before: Scale) 
             f"the statistics of {feature} lack {', '.join(missing)}, by which {kind} normalises",
             "set actor.model.normalization=quantiles or min_max, or record the demonstrations anew",
         )
-    note = {name: tuple(float(v) for v in numbers) for name, numbers in block.items() if isinstance(numbers, list | tuple)}
+    note = {
+        name: tuple(float(v) for v in numbers) for name, numbers in block.items() if isinstance(numbers, list | tuple)
+    }
     return Scale.of(kind, note, before.eps if parts.source is not None else EPS, before.openpi, feature)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from embodied.errors import CheckpointError, ConfigError
+from embodied.errors import ConfigError
 from embodied.types import ArraySpec, Decision, Elements, EnvSpec, Evaluation, Gaussian, Noise, PolicySpec, Sampling
 
 from ..shared.quantized import numbers_of
@@ -262,8 +262,6 @@ class FlowVLAPolicy(nn.Module):
         """Writes a folder in LeRobot's layout, which ``model_path`` takes."""
         from .files.save import save_folder
 
-        if folder.exists() and any(folder.iterdir()):
-            raise CheckpointError(f"{folder} is not empty", "give a new folder; nothing is overwritten")
         save_folder(self.parts, folder)
 
 

@@ -13,9 +13,10 @@ from embodied.errors import UnknownKeyError, did_you_mean, unknown_name
 from ..shared.keys import AdapterKeys, as_tuple, bad
 from .network.sizes import LAYOUTS, Sizes, StreamSizes, TowerSizes
 
-TRUNK = r"^model\.(vision|projector|embed_tokens|trunk_norm|layers\.\d+\.trunk)\."
+TRUNK = re.compile(r"^model\.(vision|projector|embed_tokens|trunk_norm|layers\.\d+\.trunk)\.")
 """Parameters in front of the expert, which train_expert_only freezes."""
-PREFIX_STATE = r"^model\.state_proj\."  # SmolVLA's stands in front of the trunk: its gradient would go through it
+STATE = re.compile(r"^model\.state_proj\.")
+"""Leads the state in. SmolVLA's stands in front of the trunk, and its gradient would go through it."""
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 EXPERT = ("expert", "expert_norm", "action_in_proj", "action_out_proj", "time_mlp_in", "time_mlp_out", "noise_head")
 """Modules that are trained in full beside adapters of the trunk."""
@@ -125,16 +126,6 @@ class Settings(AdapterKeys):
         if not 0 < low < high:
             reason = "the standard deviation lies between its two numbers, and 0 has no log-probs"
             raise bad("noise_range", list(self.noise_range), reason, "set two numbers above 0, the smaller first")
-
-    @property
-    def freeze_patterns(self) -> tuple[str, ...]:
-        """Regular expressions of what is frozen, with the trunk's where the expert alone is trained."""
-        own = as_tuple(self.freeze_pattern)
-        return (*own, TRUNK, PREFIX_STATE) if self._only_expert else own
-
-    @property
-    def _only_expert(self) -> bool:
-        return self.train_expert_only and not self.is_lora
 
     @property
     def quantization_bit(self) -> int | None:

@@ -29,6 +29,7 @@ OTHERS = {
 }
 """``type`` of LeRobot's configuration that is no flow policy of this room → what it is."""
 USE = "use a folder of SmolVLA, π0 (lerobot/pi0_base) or π0.5 (lerobot/pi05_base), of LeRobot or openpi (PyTorch)"
+OWN_FILE = "flow_vla.json"
 OLD_PI0 = ("normalize_inputs.", "unnormalize_outputs.", "normalize_targets.")
 
 
@@ -106,11 +107,11 @@ class Folder:
             head_dim: numbers of a head of the text layers; null likewise.
             read_out: a value head reads the trunk's last layer.
         """
-        file = self.path / "config.json"
+        file, own = self.path / "config.json", self.own
         with reading(file, "its sizes are not as expected"):
             said = {
                 "horizon": self.horizon, "image_size": self._image_size(), "cross_every": self._cross_every(),
-                "vision_heads": vision_heads, "head_dim": head_dim,
+                "vision_heads": vision_heads or own.get("vision_heads"), "head_dim": head_dim or own.get("head_dim"),
                 "min_period": float(self.config.get("min_period", 4e-3)),
                 "max_period": float(self.config.get("max_period", 4.0)),
             }  # fmt: skip
@@ -129,16 +130,20 @@ class Folder:
     def vlm(self) -> dict[str, Any]:
         """config.json of the VLM that SmolVLA names, if its folder lies at hand; else empty."""
         name = str(self.config.get("vlm_model_name", ""))
-        for folder in (self.path / name.rsplit("/", 1)[-1], Path(name)):
+        for folder in (self.path / vlm_name(self.config), Path(name)):
             if name and (folder / "config.json").is_file():
                 return read_json(folder / "config.json")
         return {}
 
     @property
+    def own(self) -> dict[str, Any]:
+        """Content of flow_vla.json, which we write: sizes that no other file says."""
+        return read_json(self.path / OWN_FILE) if (self.path / OWN_FILE).is_file() else {}
+
+    @property
     def tokenizer(self) -> Path | None:
         """Path of tokenizer.json: in the folder, or in that of the VLM beside it."""
-        name = str(self.config.get("vlm_model_name", "vlm")).rsplit("/", 1)[-1]
-        files = (self.path / "tokenizer.json", self.path / name / "tokenizer.json")
+        files = (self.path / "tokenizer.json", self.path / vlm_name(self.config) / "tokenizer.json")
         return next((file for file in files if file.is_file()), None)
 
     def _image_size(self) -> int | None:
@@ -192,6 +197,11 @@ def _check_kind(path: Path, config: Mapping[str, Any]) -> None:
             f"{path}/config.json says adapt_to_pi_aloha: joints and grippers are turned around, which is not done here",
             "use a policy that was trained on the env's own actions",
         )
+
+
+def vlm_name(config: Mapping[str, Any]) -> str:
+    """Name of the folder within a SmolVLA folder in which its VLM's configuration and tokenizer lie."""
+    return str(config.get("vlm_model_name", "vlm")).rsplit("/", 1)[-1]
 
 
 def state_file(folder: Path, step: Mapping[str, Any]) -> Path:

@@ -66,6 +66,21 @@ def rename(stored: Iterable[str]) -> Names:
     return Names(own, tuple(dead), tuple(unknown))
 
 
+def stored_name(own: str, layout: str) -> str:
+    """Names a tensor of the network as LeRobot's folder of a layout does."""
+    if own == "embed_tokens.weight" and layout != "smolvla":
+        return f"model.{TIED}"
+    if own.startswith(ENDS):
+        return f"model.{own if layout == 'pi05' or not own.startswith('time') else f'action_{own}'}"
+    for theirs, ours in (SMOLVLA if layout == "smolvla" else PI).items():
+        front, _, stream = ours.partition("{}")
+        if not stream and own.startswith(front):
+            return f"model.{theirs}{own.removeprefix(front)}"
+        if stream and own.startswith(front) and stream in own:
+            return f"model.{theirs}{own.removeprefix(front).replace(stream, '.', 1)}"
+    raise KeyError(own)
+
+
 def _own(bare: str) -> str | None:
     bare = HEADS.sub(r"time_mlp_\1.", bare) if bare.startswith("action_time") else bare
     if bare.startswith(ENDS):
