@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -43,6 +43,19 @@ class Asks(Protocol):
     def infer_async(self, observation: Observation, *, delay_steps: int | None = None) -> Pending: ...
 
 
+@runtime_checkable
+class AsksOn(Asks, Protocol):
+    """Interface of an :class:`Asks` whose server may go on from what is left of the chunk before."""
+
+    @property
+    def continues(self) -> bool:
+        """Whether it does."""
+
+    def infer_async(
+        self, observation: Observation, *, delay_steps: int | None = None, left_over: np.ndarray | None = None
+    ) -> Pending: ...
+
+
 class ChunkQueue:
     """Hands out one action for each control step, from chunks that it asks a policy server for.
 
@@ -50,7 +63,8 @@ class ChunkQueue:
         execute: s, control steps from one observation that is sent to the next.
         mode: "wait" asks when s actions are executed, and the robot waits for the answer. "ahead" asks every s control
             steps while it executes, drops the first d actions of the new chunk, and switches. "realtime" does the same
-            and blends the new chunk with what was planned.
+            and blends the new chunk with what was planned; a server that goes on from what was planned is told that
+            instead, and nothing is blended.
         blend: of realtime: control steps over which it blends; None = all that both chunks have.
         gripper: dimensions of an action that are never blended.
         hold: the action of control steps for which there is none yet, float32 [A]; None: ``action`` waits for the
@@ -73,6 +87,7 @@ class ChunkQueue:
         if client.horizon is not None:
             self._rule.longest_delay(client.horizon)
         self._pending: Pending | None = None
+        self._went_on = False  # the server was told what is left of the chunk before
         self.delay = 0  # d as measured last, control steps
         self.waited = 0  # control steps that have waited for an answer
         self.held = 0  # control steps that have executed ``hold``
@@ -132,7 +147,12 @@ class ChunkQueue:
             if self._guard is not None:
                 self._guard.observed(observation, taken_at)
         self._plan.asked()
-        self._pending = self._client.infer_async(observation, delay_steps=self.delay)
+        client, left = self._client, self._plan.left
+        if self._rule.mode == "realtime" and len(left) and isinstance(client, AsksOn) and client.continues:
+            self._pending = client.infer_async(observation, delay_steps=self.delay, left_over=left)
+        else:
+            self._pending, left = client.infer_async(observation, delay_steps=self.delay), left[:0]
+        self._went_on = len(left) > 0
 
     def _collect(self, wait: bool) -> None:
         """Plan with the answer, if it has come or is to be waited for."""
@@ -140,7 +160,7 @@ class ChunkQueue:
             return
         pending, self._pending = self._pending, None
         actions = pending.result().actions
-        self.delay = self._plan.answered(actions)
+        self.delay = self._plan.answered(actions, blends=not self._went_on)
         try:
             self._rule.check_delay(self.delay, len(actions))
             self._late = 0

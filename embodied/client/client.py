@@ -31,7 +31,7 @@ from embodied.errors import ServerLostError, ServerRefusedError, WireError
 T = TypeVar("T")
 
 PAUSE_S = (0.05, 1.0)  # seconds before the third attempt, and before any later one at most
-SAME = ("action_shape", "action", "control_hz", "cameras", "observation")
+SAME = ("action_shape", "action", "control_hz", "cameras", "observation", "continues")
 """Facts of a server that may not change while a client lives: the robot was set up for them."""
 
 
@@ -102,18 +102,25 @@ class Client:
         return None if hertz is None else float(hertz)
 
     @property
+    def continues(self) -> bool:
+        """Whether the server goes on from what is left of the chunk before."""
+        return bool(self.metadata.get("continues"))
+
+    @property
     def reconnects(self) -> int:
         """Connections that were made after the first."""
         return max(0, self._connections - 1)
 
     def infer(
-        self, observation: Mapping[str, Any], *, delay_steps: int | None = None, timeout_s: float | None = None
-    ) -> np.ndarray:
+        self, observation: Mapping[str, Any], *, delay_steps: int | None = None, left_over: np.ndarray | None = None,
+        timeout_s: float | None = None,
+    ) -> np.ndarray:  # fmt: skip
         """Returns the actions that answer an observation: float32 [K, A], the caller's own.
 
         Args:
             observation: the fields that ``metadata`` names, and the instruction as a text ``prompt``.
             delay_steps: control steps that the robot makes before the answer is there, as far as is known.
+            left_over: what is left of the chunk before, float32 [n, A]; only of a server that :attr:`continues`.
             timeout_s: in place of that of the client.
 
         Raises:
@@ -121,24 +128,32 @@ class Client:
             ServerRefusedError: the server does not accept the observation; the connection goes on.
             WireError: the answer, or the observation, is not what the protocol allows.
         """
-        return self.answer(observation, delay_steps=delay_steps, timeout_s=timeout_s).actions
+        return self.answer(observation, delay_steps=delay_steps, left_over=left_over, timeout_s=timeout_s).actions
 
     def infer_async(
-        self, observation: Mapping[str, Any], *, delay_steps: int | None = None, timeout_s: float | None = None
-    ) -> Future[Answer]:
+        self, observation: Mapping[str, Any], *, delay_steps: int | None = None, left_over: np.ndarray | None = None,
+        timeout_s: float | None = None,
+    ) -> Future[Answer]:  # fmt: skip
         """Asks in a thread of the client's own; arguments and errors as of :meth:`infer`. The arrays of the observation
         are copied before this returns."""
         copied = {
             name: np.array(value) if isinstance(value, np.ndarray) else value for name, value in observation.items()
         }
-        return self._background.submit(self.answer, copied, delay_steps=delay_steps, timeout_s=timeout_s)
+        own = None if left_over is None else np.array(left_over)
+        return self._background.submit(
+            self.answer, copied, delay_steps=delay_steps, left_over=own, timeout_s=timeout_s
+        )  # fmt: skip
 
     def answer(
-        self, observation: Mapping[str, Any], *, delay_steps: int | None = None, timeout_s: float | None = None
-    ) -> Answer:
+        self, observation: Mapping[str, Any], *, delay_steps: int | None = None, left_over: np.ndarray | None = None,
+        timeout_s: float | None = None,
+    ) -> Answer:  # fmt: skip
         """Returns the actions with the times that they took; arguments and errors as of :meth:`infer`."""
         began, limit = time.monotonic(), self._timeout_s if timeout_s is None else timeout_s
-        told = {wire.DELAY_STEPS: delay_steps, wire.GREEDY: self.greedy, wire.SESSION: self.session}
+        told = {
+            wire.DELAY_STEPS: delay_steps, wire.GREEDY: self.greedy, wire.SESSION: self.session,
+            wire.LEFT_OVER: left_over,
+        }  # fmt: skip
         own = {name: value for name, value in told.items() if value is not None}
         with self._lock:
             self._requests += 1
@@ -178,7 +193,7 @@ class Client:
         return self._connection
 
     def _check_same(self, metadata: Mapping[str, Any]) -> None:
-        changed = [name for name in SAME if metadata.get(name) != self.metadata.get(name)]
+        changed = [name for name in SAME if (metadata.get(name) or None) != (self.metadata.get(name) or None)]
         if changed:
             raise ServerRefusedError(
                 f"{self._url} serves another policy than before: "

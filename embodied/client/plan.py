@@ -9,7 +9,8 @@ H: actions of a chunk. s: control steps from one observation to the next that is
 observation to the arrival of its answer; these execute what was planned before, which cannot be changed any more. With
 requests ahead of time the next answer must come before its predecessor runs out, and one at a time: d ≤ s ≤ H − d
 (Black et al., Real-Time Execution of Action Chunking Flow Policies, arXiv 2506.07339). The denoising guidance of that
-paper needs a flow policy; of any policy, the part of a new chunk that overlaps the old one can be blended with it.
+paper needs a flow policy, on a server that goes on from what is planned; of any policy, the part of a new chunk that
+overlaps the old one can be blended with it.
 """
 
 from __future__ import annotations
@@ -109,13 +110,21 @@ class Plan:
             return True
         return self._rule.ahead and self._now - self._asked_at >= self._rule.execute
 
+    @property
+    def left(self) -> np.ndarray:
+        """The planned actions, [n, A]; the first is that of the present control step."""
+        return np.zeros((0, 0), np.float32) if self._planned is None else self._planned
+
     def asked(self) -> None:
         """Notes that the observation of this moment is sent to the server, so that the delay of its answer is known."""
         self._asked_at = self._now
 
-    def answered(self, chunk: np.ndarray) -> int:
+    def answered(self, chunk: np.ndarray, blends: bool = True) -> int:
         """Takes the chunk, [H, A] (or choices, [H]), that answers the observation sent last. Returns the delay d in
         control steps.
+
+        Args:
+            blends: False: the chunk goes on from what is planned already.
 
         Raises:
             SpecMismatchError: its actions have another shape than those before, or are choices and to be blended.
@@ -133,7 +142,7 @@ class Plan:
             self._planned = chunk[: self._rule.execute]
             return delay
         new = chunk[delay:].copy()
-        if self._rule.mode == "realtime" and self._planned is not None:
+        if self._rule.mode == "realtime" and blends and self._planned is not None:
             new = blended(self._planned, new, self._rule.blend, self._rule.gripper)
         self._planned = new if len(new) else chunk[:0]
         return delay

@@ -18,7 +18,8 @@ metadata
     The server's first frame. ``server`` ("embodied"), ``protocol`` (1), ``version``, ``action_shape`` [K, A],
     ``num_action_chunks`` (K), ``action`` {kind, low, high}, ``control_hz``, ``cameras`` (names), ``observation``
     {field: {shape, dtype}}, ``keys`` {key of a request: the field or camera that it fills}, ``greedy`` (unless a
-    request says otherwise), ``max_batch``, ``model`` (facts), ``limits`` {max_bytes, …}.
+    request says otherwise), ``continues`` (true if it goes on from ``embodied/left_over``; a server that does not say
+    it may refuse this key), ``max_batch``, ``model`` (facts), ``limits`` {max_bytes, …}.
 request
     ``prompt`` (str) and the fields of ``observation``. Pictures: ``images`` uint8 [C, H, W, 3], or ``images`` as a list
     of C pictures, or ``images/CAMERA`` for each camera. A picture is uint8 [H, W, 3], or the bytes of a JPEG or PNG
@@ -27,6 +28,8 @@ request
     - ``embodied/request_id`` (int or str): comes back in the answer.
     - ``embodied/greedy`` (bool): the likeliest actions, or sampled ones.
     - ``embodied/delay_steps`` (int ≥ 0): the delay that the client has measured, in control steps.
+    - ``embodied/left_over`` (float [n, A], n ≤ K, the env's units): what is left of the chunk before. The first action
+      is that of the control step of the observation; the robot executes ``delay_steps`` of them until the answer.
     - ``embodied/session`` (int ≥ 0): when it changes, a session begins. Sampled actions are a function of the
       observation, the session's number and how many requests it has had before.
 reply
@@ -63,6 +66,7 @@ REQUEST_ID = f"{OURS}request_id"
 GREEDY = f"{OURS}greedy"
 DELAY_STEPS = f"{OURS}delay_steps"
 SESSION = f"{OURS}session"
+LEFT_OVER = f"{OURS}left_over"
 ERROR_KINDS = {
     "wire": "the frame cannot be read",
     "request": "a field is missing, unknown, or has another shape or dtype than declared",

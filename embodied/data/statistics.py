@@ -1,4 +1,4 @@
-"""Ranges of demonstrated actions and state. Action tokens are spread over them, and the state is scaled by them."""
+"""Statistics of demonstrated actions and state, by which policies scale both."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 from embodied.data.demonstrations import Demonstration
 
 
-def ranges(episodes: Sequence[Demonstration]) -> dict[str, Any]:
-    """Computes 1 % and 99 % quantiles, minimum and maximum of each dimension of actions and state, over all
-    control steps.
+def statistics_of(episodes: Sequence[Demonstration]) -> dict[str, Any]:
+    """Computes 1 % and 99 % quantiles, minimum, maximum, mean and standard deviation of each dimension of actions and
+    state, over all control steps.
 
     The result is an argument for :meth:`embodied.protocols.UsesStatistics.use_statistics`.
     """
@@ -26,4 +26,5 @@ def _block(values: np.ndarray) -> dict[str, list[float]]:
     exact = values.astype(np.float64)
     low, high = np.quantile(exact, (0.01, 0.99), axis=0)
     found = {"q01": low, "q99": high, "min": exact.min(axis=0), "max": exact.max(axis=0)}
+    found |= {"mean": exact.mean(axis=0), "std": exact.std(axis=0)}
     return {name: value.tolist() for name, value in found.items()}

@@ -48,6 +48,7 @@ from embodied.protocols.policy import UsesStatistics as UsesStatistics
 from embodied.protocols.serving import EXPORT_DTYPES as EXPORT_DTYPES
 from embodied.protocols.serving import QUANTIZATIONS as QUANTIZATIONS
 from embodied.protocols.serving import ROUNDINGS as ROUNDINGS
+from embodied.protocols.serving import ContinuesChunks as ContinuesChunks
 from embodied.protocols.serving import EngineFacts as EngineFacts
 from embodied.protocols.serving import EngineText as EngineText
 from embodied.protocols.serving import Examples as Examples

@@ -265,18 +265,19 @@ class HasDemonstrationLoss(Protocol):
 
 @runtime_checkable
 class UsesStatistics(HasExtraState, Protocol):
-    """A :class:`Clonable` policy whose tokens are spread over the ranges of the demonstrated actions."""
+    """A policy that scales actions and state by statistics of the demonstrations, such as one whose tokens are spread
+    over their range."""
 
     def use_statistics(self, name: str, values: Mapping[str, Any]) -> None:
-        """Spread the tokens over the ranges of the demonstrations from now on, and read the state relative to its own.
+        """Scale actions and state by these statistics from now on.
 
         ``extra_state()["statistics"]`` (:class:`HasExtraState`) then holds ``{"name": name, **values}`` as JSON text,
         values as used, so that each checkpoint carries them, and ``load_extra_state`` takes them back.
 
         Args:
-            values: ``{"action": {"q01": [A], "q99": [A], "min": [A], "max": [A]}, "proprio": {…: [S]}}`` in the env's
-                units: 1 % and 99 % quantiles, and extremes. A policy spreads its tokens over one of the two pairs, and
-                may be given that pair alone; ``proprio`` may be missing.
+            values: ``{"action": {"q01": [A], "q99": [A], "min": [A], "max": [A], "mean": [A], "std": [A]}, "proprio":
+                {…: [S]}}`` in the env's units: 1 % and 99 % quantiles, extremes, mean and standard deviation. A policy
+                uses one of the three pairs, and may be given that pair alone; ``proprio`` may be missing.
         """
         ...
 

@@ -46,6 +46,27 @@ class Examples:
     instructions: Sequence[str] = ()  # instructions of the N observations
 
 
+@runtime_checkable
+class ContinuesChunks(Protocol):
+    """Interface of a policy that goes on from what a robot still executes (real-time chunking, arXiv 2506.07339):
+    policy servers say that they offer it, and ask it where a request brings the rest of the chunk before."""
+
+    def act_after(
+        self, obs: Mapping[str, Tensor], noise: Tensor, sampling: Sampling, left_over: Tensor, left: Tensor,
+        delay: Tensor,
+    ) -> Decision:  # fmt: skip
+        """Decides like :meth:`embodied.protocols.Policy.act`, and in agreement with what is left of the chunks before.
+        Of a new chunk the first ``delay`` actions come too late: meanwhile the robot executes those of the old one.
+
+        Args:
+            left_over: float32 [B, K, A], the env's units: the actions that were planned from this control step on. Only
+                the first ``left`` count, the others are 0.
+            left: int64 [B], 1..K.
+            delay: int64 [B], 0..left, control steps until the answer arrives, as far as the client knows.
+        """
+        ...
+
+
 ROUNDINGS = ("none", "16 bits", "int8")
 """What may be coarser in an exported folder, or in the run that it comes from."""
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 
 from embodied.protocols import Policy
+from embodied.serving import inputs
 from embodied.serving.limits import ServerLimits
 from embodied.serving.metrics import Metrics
 from embodied.serving.protocols import openpi, openvla
@@ -57,5 +58,8 @@ def build_server(
         policy, env, sampling, metrics, max_batch=max_batch, fixed_shape=fixed_shape, max_waiting=limits.max_waiting,
         seed=seed, device=device,
     )  # fmt: skip
-    told = metadata(policy, env, reader.keys, limits, greedy=not sampling.do_sample, max_batch=max_batch)
+    told = metadata(
+        policy, env, reader.keys, limits, greedy=not sampling.do_sample, max_batch=max_batch,
+        continues=inputs.continues(policy, env),
+    )  # fmt: skip
     return Server(service, reader, told, ROUTES, limits, metrics, token, certificate)

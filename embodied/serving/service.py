@@ -25,9 +25,8 @@ import torch
 
 from embodied.errors import EmbodiedError, RequestError, SpecMismatchError
 from embodied.instructions import fields_of
-from embodied.protocols import Policy
-from embodied.random import Stream
-from embodied.runtime.plan import noise
+from embodied.protocols import ContinuesChunks, Policy
+from embodied.serving import inputs
 from embodied.serving.keys import IMAGES
 from embodied.serving.metrics import Metrics
 from embodied.serving.wire.requests import Question
@@ -90,9 +89,15 @@ class _Awaited(Ticket):
 class _Waiting:
     question: Question
     greedy: bool
+    goes_on: bool  # from the chunk before
     place: tuple[int, int]
     ticket: Ticket
     came: float = field(default_factory=time.perf_counter)
+
+    @property
+    def kind(self) -> tuple[bool, bool]:
+        """A batch has requests of one kind."""
+        return self.greedy, self.goes_on
 
 
 class Service:
@@ -132,7 +137,7 @@ class Service:
         self.env, self.max_batch, self.sampling = env, max_batch, sampling
         self._policy, self._metrics, self._device = policy, metrics, torch.device(device)
         self._fixed_shape, self._max_waiting, self._seed = fixed_shape, max_waiting, seed
-        self._action = env.action.field(policy.spec.num_action_chunks)
+        self._action, self._continues = env.action.field(policy.spec.num_action_chunks), inputs.continues(policy, env)
         self._samplings = {greedy: replace(sampling, do_sample=not greedy) for greedy in (True, False)}
         self._fields = {name: env.obs[name] for name in fields_of(env)}
         self._waiting: deque[_Waiting] = deque()
@@ -177,7 +182,8 @@ class Service:
         greedy = question.options.greedy
         if greedy is None:
             greedy = not self.sampling.do_sample
-        waiting = _Waiting(question, greedy, session.next(question.options.session), ticket)
+        goes_on = self._continues and inputs.goes_on(question.options, self._action.shape)
+        waiting = _Waiting(question, greedy, goes_on, session.next(question.options.session), ticket)
         with self._lock:
             self._waiting.append(waiting)
         if self._bell.empty():  # else it rings already, and what has come is seen then
@@ -240,7 +246,9 @@ class Service:
         allocate at the first call of a shape. Returns what was wrong."""
         assert self._loop is not None
         size = self.max_batch if self._fixed_shape else 1
-        one = _Waiting(empty(self.env), not self.sampling.do_sample, (0, 0), _Awaited(self._loop.create_future()))
+        one = _Waiting(
+            empty(self.env), not self.sampling.do_sample, False, (0, 0), _Awaited(self._loop.create_future())
+        )
         while True:
             outcome = self._outcomes([one] * size)[0]
             if isinstance(outcome, EmbodiedError) or size >= self.max_batch:
@@ -252,7 +260,7 @@ class Service:
         while not self._ends:
             with self._lock:
                 here = [waiting for waiting in self._waiting if not waiting.ticket.gone]
-                batch = [waiting for waiting in here if waiting.greedy == here[0].greedy][: self.max_batch]
+                batch = [waiting for waiting in here if waiting.kind == here[0].kind][: self.max_batch]
                 taken = set(map(id, batch))
                 self._waiting = deque(waiting for waiting in here if id(waiting) not in taken)
             if batch:
@@ -280,15 +288,8 @@ class Service:
         began = time.perf_counter()
         fill = self.max_batch - len(batch) if self._fixed_shape else 0
         asked = [*batch, *[batch[-1]] * fill]
-        obs = {name: torch.from_numpy(values).to(self._device) for name, values in self._observations(asked).items()}
-        told = self._policy.encode_instructions([waiting.question.prompt for waiting in asked])
-        drawn = torch.from_numpy(self._noise(asked)).to(self._device)
-        sampling = self._samplings[batch[0].greedy]
-        with torch.inference_mode():
-            encoded = {name: values.to(self._device) for name, values in told.items()}
-            decision = self._policy.act({**obs, **encoded}, drawn, sampling)
-            actions = decision.fields["actions"].cpu().numpy()[: len(batch)]
-        self._check(actions, len(batch))
+        actions = self._act(asked)[: len(batch)]
+        inputs.check_actions(actions, len(batch), self._action)
         took = time.perf_counter() - began
         note = self._metrics.note
         note(self._metrics.inference.observe, took)
@@ -304,38 +305,25 @@ class Service:
             Answer(row, 1000 * took, 1000 * waited, len(batch)) for row, waited in zip(actions, queued, strict=True)
         ]
 
-    def _observations(self, asked: Sequence[_Waiting]) -> dict[str, np.ndarray]:
-        """The fields of ``EnvSpec.obs`` but the instruction, [B, …]."""
-        found = {}
-        for name, spec in self._fields.items():
-            rows = np.empty((len(asked), *spec.shape), spec.dtype)
-            for row, waiting in enumerate(asked):
-                if name != IMAGES:
-                    rows[row] = waiting.question.fields[name]
-                    continue
-                for place, picture in zip(rows[row], waiting.question.pictures, strict=True):
-                    place[:] = picture
-            found[name] = rows
-        return found
+    def _act(self, asked: Sequence[_Waiting]) -> np.ndarray:
+        """The actions of a call of the policy, [B, K, …]."""
+        policy, questions, greedy = self._policy, [waiting.question for waiting in asked], asked[0].greedy
+        obs = {name: self._here(values) for name, values in inputs.observations(questions, self._fields).items()}
+        told = policy.encode_instructions([question.prompt for question in questions])
+        places = [waiting.place for waiting in asked]
+        noise = self._here(inputs.drawn(places, self._seed, policy.spec.noise, greedy))
+        with torch.inference_mode():
+            seen = obs | {name: values.to(self._device) for name, values in told.items()}
+            if asked[0].goes_on:
+                assert isinstance(policy, ContinuesChunks)
+                before = [self._here(values) for values in inputs.left_over(questions, self._action.shape)]
+                decision = policy.act_after(seen, noise, self._samplings[greedy], *before)
+            else:
+                decision = policy.act(seen, noise, self._samplings[greedy])
+            return decision.fields["actions"].cpu().numpy()
 
-    def _noise(self, asked: Sequence[_Waiting]) -> np.ndarray:
-        """[B, …], of zeros for greedy actions that read none."""
-        declared = self._policy.spec.noise
-        drawn = np.zeros((len(asked), *declared.shape), np.float32)
-        for row, waiting in enumerate(asked):
-            if declared.greedy or not waiting.greedy:
-                count, session = waiting.place
-                drawn[row] = noise(self._seed, Stream.SERVED_NOISE, session, count, declared)
-        return drawn
-
-    def _check(self, actions: np.ndarray, rows: int) -> None:
-        wanted = (rows, *self._action.shape)
-        if actions.shape != wanted or actions.dtype != self._action.dtype:
-            raise SpecMismatchError(
-                f"the policy's act() gave {actions.dtype} {actions.shape} for 'actions', and its spec declares "
-                f"{self._action.dtype} {wanted}",
-                "correct the policy; embodied.testing.check_policy drives it and says what does not fit",
-            )
+    def _here(self, values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(values).to(self._device)
 
 
 def empty(env: EnvSpec) -> Question:

@@ -125,6 +125,15 @@ class FlowPolicy(nn.Module):
         fields = {"actions": self._actions(link[:, :k]), "chain": torch.stack([before, after], 1), "step": chosen.int()}
         return Decision({**fields, "logprobs": self._log_prob(after[:, :k], mean[:, :k], sampling)})
 
+    def act_after(
+        self, obs: Mapping[str, Tensor], noise: Tensor, sampling: Sampling, left_over: Tensor, left: Tensor,
+        delay: Tensor,
+    ) -> Decision:  # fmt: skip
+        """Begins with all that is left. See :meth:`embodied.protocols.ContinuesChunks.act_after`."""
+        fields = self.act(obs, noise, sampling).fields
+        keeps = torch.arange(self._chunk[0], device=left.device) < left[:, None]
+        return Decision({**fields, "actions": torch.where(keeps[..., None], left_over, fields["actions"])})
+
     def _step_of(self, uniform: Tensor) -> Tensor:
         """Chooses a step by the first of the uniform numbers [B, H, A]: int64 [B]."""
         return (uniform[:, 0, 0] * self._steps).long().clamp(max=self._steps - 1)

@@ -14,7 +14,7 @@ from embodied.algorithms.layout import Counts, Layout
 from embodied.errors import SpecMismatchError
 from embodied.instructions import fields_of
 from embodied.parallel.modes import without_dropout
-from embodied.protocols import Clonable, HasDemonstrationLoss, Policy
+from embodied.protocols import Clonable, ContinuesChunks, HasDemonstrationLoss, Policy
 from embodied.random import Stream, generator
 from embodied.types import ContinuousAction, DiscreteAction, EnvSpec, Evaluation, Gaussian, Noise, PolicySpec, Sampling
 
@@ -28,7 +28,7 @@ def check_policy(policy: Policy, env: EnvSpec, batch: int = 3, tolerance: float 
     format; every trainable parameter gets a gradient; the distribution, if there is one, adds up to one, or its
     Gaussians fit the log-probs; if there is an ``encode_actions``, it gives an action's fields back; a
     ``demonstration_loss`` is [B, H], finite, differentiable, of each record alone, and a function of the noise that it
-    is given.
+    is given; an ``act_after`` reads what is left of a chunk, and no more.
 
     Raises:
         SpecMismatchError: the field, what was got, and what was expected.
@@ -58,6 +58,8 @@ def check_policy(policy: Policy, env: EnvSpec, batch: int = 3, tolerance: float 
         _check_encoded_actions(policy, policy.spec, fields)
     if isinstance(policy, HasDemonstrationLoss):
         _check_demonstration_loss(policy, obs, fields["actions"], random)
+    if isinstance(policy, ContinuesChunks):
+        _check_continued(policy, obs, noise, fields["actions"])
     _check_new_sentence(policy, obs, noise)
 
 
@@ -234,6 +236,22 @@ def _check_demonstration_loss(
     _expect(
         torch.allclose(alone, loss[:1], atol=1e-4), f"{what} of one record", "another loss in a batch", "an equal one"
     )
+
+
+def _check_continued(policy: Any, obs: Mapping[str, Tensor], noise: Tensor, chunk: Tensor) -> None:
+    """Check that a decision goes on from the actions that are left, of which there are 1, 2, … in the rows."""
+    left = torch.arange(len(chunk)) % chunk.shape[1] + 1
+    counts = (torch.arange(chunk.shape[1]) < left[:, None])[..., None]
+    found = []
+    for beyond in (0.0, float("nan")):
+        rest = torch.where(counts, chunk, beyond)
+        with torch.no_grad():
+            found.append(
+                policy.act_after(obs, noise, Sampling(do_sample=False), rest, left, left - 1).fields["actions"]
+            )
+    spec = policy.spec.decision["actions"]
+    _expect_field("actions of act_after()", found[0], (len(chunk), *spec.shape), spec.dtype)
+    _expect(torch.equal(*found), "act_after() with other numbers behind what is left", "other actions", "the same")
 
 
 def _draw(noise: Noise, batch: int, random: torch.Generator) -> Tensor:

@@ -10,7 +10,7 @@ import pytest
 from embodied.data.ahead import Ahead
 from embodied.data.demonstrations import Demonstration
 from embodied.data.samples import Samples, hold_out, order, spread
-from embodied.data.statistics import ranges
+from embodied.data.statistics import statistics_of
 from embodied.errors import ConfigError, DatasetError
 
 
@@ -55,12 +55,13 @@ def test_the_order_goes_through_all_before_it_repeats_and_has_no_memory():
     assert not np.array_equal(order(5, seed=4, first=0, number=15), whole)
 
 
-def test_ranges_of_actions_and_state():
-    found = ranges([episode(0, 101), episode(0, 101)])
+def test_statistics_of_actions_and_state():
+    found = statistics_of([episode(0, 101), episode(0, 101)])
     assert found["action"]["q01"] == pytest.approx([1, 1.5])
     assert found["action"]["q99"] == pytest.approx([99, 99.5])
     assert (found["action"]["min"], found["action"]["max"]) == ([0, 0.5], [100, 100.5])
-    assert found["proprio"] == {name: [0, 0, 0] for name in ("q01", "q99", "min", "max")}
+    assert found["proprio"] == {name: [0, 0, 0] for name in ("q01", "q99", "min", "max", "mean", "std")}
+    assert (found["action"]["mean"], found["action"]["std"]) == ([50, 50.5], pytest.approx([850**0.5] * 2))
 
 
 def test_samples_in_their_order_and_whole_passes():

@@ -47,6 +47,21 @@ class OfTokensByAction(Unable):
         return {"chain": actions[:, None].expand(-1, 4, -1, -1)}
 
 
+class Standardised(FlowPolicy):
+    """Scales actions by the mean and standard deviation of the demonstrations."""
+
+    values: dict[str, Any]
+
+    def use_statistics(self, name, values):
+        self.values = {"name": name, "action": {key: values["action"][key] for key in ("mean", "std")}}
+
+    def extra_state(self):
+        return {"statistics": json.dumps(self.values)} if hasattr(self, "values") else {}
+
+    def load_extra_state(self, found):
+        self.values = json.loads(found["statistics"])
+
+
 class OneLoss(FlowPolicy):
     def demonstration_loss(self, records, actions, noise):
         return super().demonstration_loss(records, actions, noise).mean(dim=1)
@@ -134,6 +149,35 @@ def test_a_sample_s_noise_is_a_function_of_seed_and_place_alone(micro):
         generator(11, Stream.DEMONSTRATION_NOISE, place, 0).standard_normal(shape, np.float32) for place in range(12)
     ]
     assert np.array_equal(noise, np.stack(drawn)), "of the twelve places of three steps, in their order"
+
+
+def test_a_policy_may_be_given_mean_and_standard_deviation():
+    cloner = make(Standardised())
+    actions = np.concatenate([episode.actions for episode in demonstrations()[0]]).astype(np.float64)
+    values = cloner.policy.values["action"]
+    assert values == {"mean": pytest.approx(actions.mean(0)), "std": pytest.approx(actions.std(0))}
+    assert cloner.notes == ["statistics of actions: mean and standard deviation of the demonstrations"]
+
+
+def test_a_longer_chunk_is_taught_with_noise_of_its_own():
+    cloner = make(FlowPolicy(one_step=True, horizon=6), micro_batch_size=4)
+    calls = spied(cloner)
+    cloner.iterate(0)
+    chosen = order(len(cloner.samples), 11, 0, 4)
+    actions, noise = calls[0]
+    episodes = [episode.actions for episode in demonstrations()[0]]
+    begins = np.cumsum([0, *map(len, episodes)])
+    for row, sample in enumerate(chosen):
+        episode = int(np.searchsorted(begins, sample, "right")) - 1
+        rows = np.minimum(sample - begins[episode] + np.arange(6), len(episodes[episode]) - 1)
+        assert np.array_equal(actions[row], episodes[episode][rows]), "six actions, the last of an episode repeated"
+        drawn = cloner.policy.spec.demonstration_noise.draw(
+            generator(11, Stream.DEMONSTRATION_NOISE, row, 0)
+        )  # fmt: skip
+        assert np.array_equal(noise[row], drawn)
+    assert noise.shape == (4, 2, 6, 7)
+    assert cloner.samples.mask(chosen).shape == (4, 6)
+    assert {"sft/clean_loss", "sft/val_loss"} == set(cloner.validate())
 
 
 def test_a_validation_has_the_same_noise_each_time_and_other_noise_than_training():

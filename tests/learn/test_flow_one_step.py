@@ -68,6 +68,13 @@ class OfTheChunk(Narrower):
         return Gaussian(gaussian.mean[:, :1], gaussian.std[:, :1])
 
 
+class ReadsBeyond(FlowPolicy):
+    """Reads more than what is left of a chunk."""
+
+    def act_after(self, obs, noise, sampling, left_over, left, delay):
+        return super().act_after(obs, noise, sampling, left_over, left + 1, delay)
+
+
 def counting(**changes: int) -> FlowPolicy:
     policy = FlowPolicy(one_step=True)
     policy.spec = replace(policy.spec, noise=replace(policy.spec.noise, **changes))
@@ -88,6 +95,7 @@ def test_it_keeps_the_contract(horizon):
         (counting(greedy=4), "greedy of a Noise: got 4, expected 0 to 3"),
         (counting(uniform=-1), "uniform of a Noise: got -1, expected 0 to 3"),
         (Narrower(one_step=True), r"log-probs: got 1.4 above the Gaussians' largest density"),
+        (ReadsBeyond(one_step=True), r"act_after\(\) with other numbers behind what is left"),
         (NoWidth(one_step=True), "std of the Gaussians: got 0, expected numbers above 0"),
         (OfTheChunk(one_step=True), "mean and std of the Gaussians"),
     ],

@@ -205,9 +205,21 @@ def test_a_run_with_an_inexact_decoder(tmp_path, monkeypatch):
         assert inexact["train/ratio_p50"] == pytest.approx(np.exp(0.25), rel=0.05)
 
 
-def test_what_truncation_leaves_out_keeps_its_recorded_log_prob():
+@pytest.mark.parametrize("sampling", [Sampling(top_p=0.9), Sampling(top_k=3)])
+def test_what_truncation_leaves_out_keeps_its_recorded_log_prob(sampling):
     new = Evaluation(torch.tensor([[-0.5, -1e4]]))
-    assert _inside(new, torch.tensor([[-0.6, -2.5]])).logprobs.tolist() == [[-0.5, -2.5]]
+    assert _inside(new, torch.tensor([[-0.6, -2.5]]), sampling).logprobs.tolist() == [[-0.5, -2.5]]
+
+
+def test_a_density_may_be_as_small_as_what_truncation_leaves_out():
+    flow = FlowPolicy(one_step=True, sigma=1e-3)
+    flow.bind(FakeEnv().spec)
+    obs = {"state": torch.zeros(1, 8), **flow.encode_instructions([FakeEnv().spec.tasks[0]])}
+    records = {**obs, **flow.act(obs, torch.zeros(1, 3, 4, 7), Sampling()).fields}
+    records["chain"][:, 1] += 0.2
+    result = flow.evaluate(records, Sampling())
+    assert result.logprobs.max() < -5e3
+    assert torch.equal(_inside(result, records["logprobs"], Sampling()).logprobs, result.logprobs)
 
 
 def test_dropout_is_off_and_on_again():

@@ -1,4 +1,4 @@
-"""The ranges that a policy takes from demonstrations. They are part of the policy's extra state."""
+"""The statistics that a policy takes from demonstrations. They are part of the policy's extra state."""
 
 from __future__ import annotations
 
@@ -7,43 +7,46 @@ from collections.abc import Sequence
 from typing import Any
 
 from embodied.data.demonstrations import Demonstration
-from embodied.data.statistics import ranges
+from embodied.data.statistics import statistics_of
 from embodied.errors import ConfigError
 from embodied.protocols import HasExtraState, Policy, UsesStatistics
 from embodied.schema import SftConfig
 
 
 def known(policy: Policy) -> dict[str, Any] | None:
-    """Returns the action and state ranges that ``policy`` scales by, ``{"name", "action", …}``; None if it uses the
-    env's."""
+    """Returns the statistics that ``policy`` scales actions and state by, ``{"name", "action", …}``; None if it uses
+    the env's."""
     kept = policy.extra_state() if isinstance(policy, HasExtraState) else {}
     return json.loads(kept["statistics"]) if "statistics" in kept else None
 
 
 def kind(policy: Policy) -> str:
-    """Names the kind of action ranges of ``policy`` for the user (quantiles, bounds). Call after ``use_statistics``."""
+    """Names the kind of action statistics of ``policy`` for the user. Call after ``use_statistics``."""
     found = known(policy)
-    return "1 % and 99 % quantiles" if found is not None and "q01" in found["action"] else "minimum and maximum"
+    names = found["action"] if found is not None else {}
+    if "q01" in names:
+        return "1 % and 99 % quantiles"
+    return "mean and standard deviation" if "mean" in names and "min" not in names else "minimum and maximum"
 
 
 def settle(policy: Policy, sft: SftConfig, episodes: Sequence[Demonstration]) -> list[str]:
-    """Gives the policy the demonstrations' action ranges as ``sft.statistics`` says; returns lines for the user."""
+    """Gives the policy the demonstrations' statistics as ``sft.statistics`` says; returns lines for the user."""
     if not isinstance(policy, UsesStatistics):
         if sft.statistics == "quantiles":
             raise ConfigError(
-                f"sft.statistics is quantiles, and {type(policy).__name__} spreads no tokens over ranges",
+                f"sft.statistics is quantiles, and {type(policy).__name__} takes no statistics of demonstrations",
                 "leave out sft.statistics",
             )
         return []
-    present = known(policy)
+    present, what = known(policy), "ranges of action tokens" if policy.spec.categories else "statistics of actions"
     if sft.statistics == "env" and present is not None:
         raise ConfigError(
-            f"sft.statistics is env, and the policy comes with the ranges '{present['name']}' of its checkpoint",
+            f"sft.statistics is env, and the policy comes with the statistics '{present['name']}' of its checkpoint",
             "set sft.statistics=auto, or sft.statistics=quantiles to replace them",
         )
     if sft.statistics == "env":
-        return ["ranges of action tokens: the env's"]
+        return [f"{what}: the env's"]
     if sft.statistics == "auto" and present is not None:
-        return [f"ranges of action tokens: '{present['name']}', as the policy's checkpoint has them"]
-    policy.use_statistics("demonstrations", ranges(episodes))
-    return [f"ranges of action tokens: {kind(policy)} of the demonstrations"]
+        return [f"{what}: '{present['name']}', as the policy's checkpoint has them"]
+    policy.use_statistics("demonstrations", statistics_of(episodes))
+    return [f"{what}: {kind(policy)} of the demonstrations"]

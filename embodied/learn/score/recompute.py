@@ -23,7 +23,7 @@ from embodied.learn.step.update_metrics import UpdateMetrics
 from embodied.learn.terms.term import Setup, Share
 from embodied.learn.watch import Watch
 from embodied.parallel.modes import without_dropout
-from embodied.types import OUTSIDE, Evaluation
+from embodied.types import OUTSIDE, Evaluation, Sampling
 
 
 class Recomputer:
@@ -65,7 +65,7 @@ class Recomputer:
                 if not len(part):
                     continue
                 counts, before = counts_of(records.arrays, here).to(records.device), torch.from_numpy(recorded[here])
-                result = _inside(result, before.to(records.device))
+                result = _inside(result, before.to(records.device), evaluate.sampling)
                 metrics.add([self._gap(result, before.to(records.device), counts)])
                 found["logprobs"][here] = result.logprobs.float().cpu().numpy().reshape(found["logprobs"][here].shape)
                 if self._with_values:
@@ -81,8 +81,11 @@ class Recomputer:
         return Share(None, means, {"train/logprob_gap": logprob_gap(new, old, mask)})
 
 
-def _inside(result: Evaluation, recorded: Tensor) -> Evaluation:
-    """Keeps the recorded log-prob of a drawn token that ``top_p`` now excludes. Rounding decides which of two equally
-    likely tokens ``top_p`` keeps; the probability of the drawn one was not zero."""
+def _inside(result: Evaluation, recorded: Tensor, sampling: Sampling) -> Evaluation:
+    """Keeps the recorded log-prob of a drawn token that ``top_k`` or ``top_p`` now excludes. Rounding decides which of
+    two equally likely tokens they keep; the probability of the drawn one was not zero. Where neither truncates, a
+    log-prob may be as small: that of a density."""
+    if not sampling.top_k and sampling.top_p >= 1:
+        return result
     new = result.logprobs.float()
     return replace(result, logprobs=torch.where(new < OUTSIDE, recorded.reshape(new.shape), new))

@@ -17,7 +17,14 @@ MOST_TASKS = 100  # instructions of the training that are told
 
 
 def metadata(
-    policy: Policy, env: EnvSpec, keys: Mapping[str, str], limits: ServerLimits, *, greedy: bool, max_batch: int
+    policy: Policy,
+    env: EnvSpec,
+    keys: Mapping[str, str],
+    limits: ServerLimits,
+    *,
+    greedy: bool,
+    max_batch: int,
+    continues: bool = False,
 ) -> dict[str, Any]:
     """Makes the metadata message that clients get first, in values that :func:`embodied.client.wire.pack` takes."""
     spec, chunk = to_json(env), policy.spec.num_action_chunks
@@ -39,6 +46,7 @@ def metadata(
         "keys": dict(keys),
         "tasks": spec["tasks"][:MOST_TASKS],
         "greedy": greedy,
+        "continues": continues,
         "max_batch": max_batch,
         "model": {str(name): str(fact) for name, fact in policy.describe().items()},
         "limits": {"max_bytes": limits.max_bytes, "idle_s": limits.idle_s, "rate": limits.rate},

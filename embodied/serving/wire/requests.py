@@ -19,7 +19,7 @@ from embodied.types import ArraySpec, EnvSpec
 
 log = logging.getLogger(__name__)
 
-OPTIONS = (wire.REQUEST_ID, wire.GREEDY, wire.DELAY_STEPS, wire.SESSION)
+OPTIONS = (wire.REQUEST_ID, wire.GREEDY, wire.DELAY_STEPS, wire.SESSION, wire.LEFT_OVER)
 MOST_PROMPT = 4096  # characters of an instruction
 MOST_NUMBER = 1 << 63  # exclusive upper bound for sessions and delays
 
@@ -32,6 +32,7 @@ class Options:
     greedy: bool | None = None  # None: as the server does
     delay_steps: int | None = None
     session: int | None = None
+    left_over: np.ndarray | None = None  # actions that are left of the chunk before, float32 [n, A]
 
 
 @dataclass(frozen=True)
@@ -223,9 +224,9 @@ def options_of(message: Mapping[str, Any]) -> Options:
         raise RequestError(f"{wire.REQUEST_ID} is a {type(identity).__name__}", "send a whole number or a text")
     if not (greedy is None or isinstance(greedy, bool | np.bool_)):
         raise RequestError(f"{wire.GREEDY} is {greedy!r:.40}, expected true or false", "send a bool")
-    numbers = [_number(message, name) for name in (wire.DELAY_STEPS, wire.SESSION)]
+    delay, session = (_number(message, name) for name in (wire.DELAY_STEPS, wire.SESSION))
     identity = int(identity) if isinstance(identity, np.integer) else identity
-    return Options(identity, None if greedy is None else bool(greedy), *numbers)
+    return Options(identity, None if greedy is None else bool(greedy), delay, session, _left_over(message))
 
 
 def _is_whole(value: Any) -> bool:
@@ -239,6 +240,20 @@ def _number(message: Mapping[str, Any], name: str) -> int | None:
     if not _is_whole(value) or not 0 <= value < MOST_NUMBER:
         raise RequestError(f"{name} is {value!r:.40}, expected a whole number of 0 or more", "send such a number")
     return int(value)
+
+
+def _left_over(message: Mapping[str, Any]) -> np.ndarray | None:
+    value = message.get(wire.LEFT_OVER)
+    if value is None:
+        return None
+    with np.errstate(over="ignore"):
+        actions = _as_array(wire.LEFT_OVER, value).astype(np.float32)
+    if actions.ndim != 2 or not np.isfinite(actions).all():
+        raise RequestError(
+            f"{wire.LEFT_OVER} is {actions.dtype} {list(actions.shape)}, expected finite numbers [n, A]",
+            "send what is left of the chunk before, in the env's units",
+        )
+    return actions
 
 
 def _as_array(key: str, value: Any) -> np.ndarray:

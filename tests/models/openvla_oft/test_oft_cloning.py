@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from embodied.data.demonstrations import Demonstration
-from embodied.data.statistics import ranges
+from embodied.data.statistics import statistics_of
 from embodied.learn.checkpoint import loading, statistics
 from embodied.learn.checkpoint.checkpoint import Checkpoints
 from embodied.learn.cloning import Cloner
@@ -49,7 +49,7 @@ def test_the_policy_keeps_the_contract(make, env: EnvSpec) -> None:
     policy = make(use_proprio=True, num_action_chunks=2)
     assert isinstance(policy, Clonable)
     check_policy(policy, env)
-    policy.use_statistics("demonstrations", ranges(episodes()))
+    policy.use_statistics("demonstrations", statistics_of(episodes()))
     assert statistics.known(policy)["name"] == "demonstrations"
     policy.bind(env)
     assert statistics.known(policy)["action"]["q99"][0] < 0.31, "the env's range does not come back"
@@ -57,7 +57,7 @@ def test_the_policy_keeps_the_contract(make, env: EnvSpec) -> None:
 
 def test_a_gripper_that_is_converted_keeps_its_two_ends(make) -> None:
     policy = make(policy_setup="libero", num_action_chunks=1)
-    policy.use_statistics("demonstrations", ranges(episodes()))
+    policy.use_statistics("demonstrations", statistics_of(episodes()))
     actions = torch.tensor([[[0.1] * 6 + [gripper]] for gripper in (-1.0, 1.0)])
     again = policy.decode_actions(policy.encode_actions(actions)["action_tokens"])
     assert again[..., 6].tolist() == [[-1.0], [1.0]]
