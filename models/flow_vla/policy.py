@@ -24,6 +24,7 @@ from .inputs.normalization import padded
 from .inputs.texts import as_bytes, check_length, padded_ids, plain_prompt, state_prompt
 from .parts import Parts
 from .sampling.chains import Chain, sample_all, sample_one, solve
+from .sampling.guidance import guided, prefix_weights
 from .sampling.steps import entropy, log_prob, mean_of, rows_of
 from .sampling.times import beta_times
 
@@ -123,6 +124,30 @@ class FlowVLAPolicy(nn.Module):
         fields = self._recorded(chain)
         return Decision(fields if value is None else {**fields, "value": value})
 
+    @torch.no_grad()
+    def act_after(
+        self, obs: Mapping[str, Tensor], noise: Tensor, sampling: Sampling, left_over: Tensor, left: Tensor,
+        delay: Tensor,
+    ) -> Decision:  # fmt: skip
+        """Goes on from the rest of the chunk before, by guidance of the ODE. See
+        :class:`embodied.protocols.ContinuesChunks`."""
+        settings, sizes = self.parts.settings, self.model.sizes
+        pairs = zip(delay.tolist(), left.tolist(), strict=True)
+        weights = [prefix_weights(settings.rtc_schedule, late, known, sizes.horizon) for late, known in pairs]
+        there = torch.arange(left_over.shape[1], device=left.device) < left[:, None]
+        rest = torch.where(there[..., None], self.parts.now.action.normalize(left_over.float()), 0.0)
+        goal = padded(rest, sizes.action_width)
+        with not_training(self._training_modules):
+            context = self.parts.read(obs)
+            field, first = self.parts.field(context), self._noise(noise)[0]
+            chunk = guided(
+                lambda x, time: field(x, time)[0], first, goal, torch.stack(weights), self.eval_steps,
+                settings.rtc_max_weight, settings.rtc_jacobian,
+            )  # fmt: skip
+            value = self.parts.value(context)
+        fields = self._recorded(self._begun(first, chunk))
+        return Decision(fields if value is None else {**fields, "value": value})
+
     def _sampled(self, field: Any, first: Tensor, draws: Tensor, uniform: Tensor) -> Chain:
         steps = self.parts.steps
         if self.parts.settings.noise_steps == "all":
@@ -131,8 +156,10 @@ class FlowVLAPolicy(nn.Module):
         return sample_one(field, first, draws[:, 0], chosen, steps)
 
     def _greedy(self, field: Any, first: Tensor) -> Chain:
-        """The ODE. Nothing was drawn: the record has the noise that it began with in place of links."""
-        chunk = solve(lambda x, time: field(x, time)[0], first, self.eval_steps)
+        return self._begun(first, solve(lambda x, time: field(x, time)[0], first, self.eval_steps))
+
+    def _begun(self, first: Tensor, chunk: Tensor) -> Chain:
+        """A chain in which nothing was drawn: the record has the noise that it began with in place of links."""
         count = self.spec.decision["step"].shape[0]
         links = first[:, None].expand(-1, count, -1, -1)
         steps = torch.zeros(len(first), count, dtype=torch.int64, device=first.device)

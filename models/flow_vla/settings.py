@@ -17,6 +17,7 @@ TRUNK = re.compile(r"^model\.(vision|projector|embed_tokens|trunk_norm|layers\.\
 """Parameters in front of the expert, which train_expert_only freezes."""
 STATE = re.compile(r"^model\.state_proj\.")
 """Leads the state in. SmolVLA's stands in front of the trunk, and its gradient would go through it."""
+SCHEDULES = ("linear", "exp", "ones", "zeros")  # see .sampling.guidance
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 EXPERT = ("expert", "expert_norm", "action_in_proj", "action_out_proj", "time_mlp_in", "time_mlp_out", "noise_head")
 """Modules that are trained in full beside adapters of the trunk."""
@@ -45,6 +46,12 @@ class Settings(AdapterKeys):
     noise_steps: str = "one"  # one random step a chunk, or all
     noise_level: float = 0.5  # a of flow_sde
     noise_range: Sequence[float] = (0.08, 0.16)  # least and largest standard deviation of flow_noise
+    # where a server's client brings the rest of the chunk before (real-time chunking): how its weight falls (linear, exp,
+    # ones, zeros), the largest weight of the guidance, and whether the derivative goes through the network as in
+    # the paper (arXiv 2506.07339); LeRobot leaves it out
+    rtc_schedule: str = "exp"
+    rtc_max_weight: float = 10.0
+    rtc_jacobian: bool = False
     # how states and actions are normalised after demonstrations: mean_std, quantiles or min_max
     normalization: str = "quantiles"
     max_prompt_length: int | None = None  # tokens; a longer prompt is refused
@@ -167,6 +174,8 @@ CHOICES: Mapping[str, Sequence[Any]] = {
     "normalization": ("mean_std", "quantiles", "min_max"),
     "value_type": ("chunk_level", "action_level", "token_level", "sequence_level"),
     "value_head": (True, False),
+    "rtc_schedule": SCHEDULES,
+    "rtc_jacobian": (True, False),
     "train_expert_only": (True, False),
     "is_lora": (True, False),
     "gradient_checkpointing": (True, False),

@@ -68,7 +68,7 @@ def save_folder(parts: Parts, path: Path) -> None:
             shutil.copy(file, path / file.name)
 
 
-# -- tensors -------------------------------------------------------------------------------------------------------------
+# -- tensors ---------------------------------------------------------------------------------------------------------
 
 
 def _state(parts: Parts, base: Folder | None) -> dict[str, Tensor]:
@@ -115,7 +115,7 @@ def _fillers(sizes: Sizes) -> Iterator[tuple[str, Tensor]]:
         yield "model.vlm_with_expert.vlm.lm_head.weight", torch.ones(sizes.vocab, sizes.trunk.width)
 
 
-# -- configuration -------------------------------------------------------------------------------------------------------
+# -- configuration ---------------------------------------------------------------------------------------------------
 
 
 def _config(parts: Parts, base: Folder | None) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def _write_beside(parts: Parts, base: Folder | None, path: Path) -> None:
         write_json(path / VLM / "config.json", values)
 
 
-# -- statistics ----------------------------------------------------------------------------------------------------------
+# -- statistics ------------------------------------------------------------------------------------------------------
 
 
 def _write_processors(parts: Parts, path: Path) -> None:
@@ -200,9 +200,8 @@ def _write_processors(parts: Parts, path: Path) -> None:
         ACTION: {"type": "ACTION", "shape": [now.action.width or 0]},
     }
     eps = LEROBOT_EPS if now.action.openpi else now.action.eps
-    for file, name, kind in (
-        (PREPROCESSOR, "policy_preprocessor", NORMALIZER), (POSTPROCESSOR, "policy_postprocessor", "unnormalizer_processor")
-    ):  # fmt: skip
+    for file, kind in ((PREPROCESSOR, NORMALIZER), (POSTPROCESSOR, "unnormalizer_processor")):
+        name = file.removesuffix(".json")
         tensors = f"{name}_step_0_{kind}.safetensors"
         save_file(state, str(path / tensors))
         config = {"eps": eps, "features": features, "norm_map": _modes(parts)}

@@ -15,15 +15,13 @@ from .chains import Velocity, at
 from .steps import ode
 from .times import times
 
-SCHEDULES = ("linear", "exp", "ones", "zeros")
-
 
 def prefix_weights(schedule: str, delay: int, horizon: int, total: int) -> Tensor:
     """Returns how much each of ``total`` actions keeps to the chunk before, float32: 1 for those that are executed
     while the answer is awaited, falling to 0 at ``horizon``.
 
     Args:
-        schedule: a name of :data:`SCHEDULES`.
+        schedule: a name of :data:`~..settings.SCHEDULES`.
         delay: actions that are executed meanwhile.
         horizon: actions of the chunk before that count.
     """
@@ -45,14 +43,14 @@ def guided(
 
     Args:
         left_over: float32 [B, at most H, at most W], normalised, of the chunk before from now on.
-        weights: float32 [H], see :func:`prefix_weights`.
+        weights: float32 [H] or [B, H], see :func:`prefix_weights`.
         most: of the guidance weight.
     """
     goal = torch.zeros_like(noise)
     goal[:, : left_over.shape[1], : left_over.shape[2]] = left_over
     x = noise
     for time in times(count)[:-1]:
-        field, correction = _corrected(velocity, x, time, goal, weights.to(x.device)[:, None], jacobian)
+        field, correction = _corrected(velocity, x, time, goal, weights.to(x.device)[..., None], jacobian)
         x = ode(x, field - guidance_weight(time, most) * correction, 1.0 / count)
     return x
 
