@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from ..shared.files import FORMATS, read_safetensors
 from ..shared.keys import as_tuple, bad
@@ -126,16 +124,4 @@ def _prepare(
         parameter.data = parameter.data.to(dtype)
     if settings.gradient_checkpointing:
         for layer in (*model.layers, *model.vision.encoder.layers):
-            _recompute(layer)
-
-
-def _recompute(layer: nn.Module) -> None:
-    """Recomputes a layer in the backward pass, where it has one."""
-    plain = layer.forward
-    recomputed = partial(checkpoint, plain, use_reentrant=False)
-
-    def forward(*args: object) -> object:
-        return recomputed(*args) if layer.training and torch.is_grad_enabled() else plain(*args)
-
-    layer.forward = forward  # type: ignore[method-assign]
-    layer.gradient_checkpointing = True  # type: ignore[assignment]
+            layer.gradient_checkpointing = True

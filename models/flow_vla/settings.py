@@ -46,8 +46,8 @@ class Settings(AdapterKeys):
     noise_steps: str = "one"  # one random step a chunk, or all
     noise_level: float = 0.5  # a of flow_sde
     noise_range: Sequence[float] = (0.08, 0.16)  # least and largest standard deviation of flow_noise
-    # where a server's client brings the rest of the chunk before (real-time chunking): how its weight falls (linear, exp,
-    # ones, zeros), the largest weight of the guidance, and whether the derivative goes through the network as in
+    # where a server's client brings the rest of the chunk before (real-time chunking): how its weight falls (linear,
+    # exp, ones, zeros), the largest weight of the guidance, and whether the derivative goes through the network as in
     # the paper (arXiv 2506.07339); LeRobot leaves it out
     rtc_schedule: str = "exp"
     rtc_max_weight: float = 10.0

@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from .blocks import Angles, Stream
+from .recomputed import Recomputed
 from .sizes import Sizes
 
 
@@ -40,7 +41,7 @@ class Pass:
     cross_allowed: Tensor | None = None  # bool [B, 1, queries, P]
 
 
-class JointLayer(nn.Module):
+class JointLayer(Recomputed):
     """One layer of the trunk and the expert's beside it.
 
     It is called for both, so that sharding, recomputation and compiled blocks have one module to hook: without a memory
@@ -59,7 +60,7 @@ class JointLayer(nn.Module):
         source = memory if self.cross else sizes.expert.width
         self.expert = Stream(sizes, sizes.expert, source, adaptive=sizes.adaptive)
 
-    def forward(self, x: Tensor, shared: Pass, memory: Memory | None = None) -> tuple[Tensor, Memory]:
+    def compute(self, x: Tensor, shared: Pass, memory: Memory | None = None) -> tuple[Tensor, Memory]:
         """Computes the trunk's part of the layer, or with ``memory`` the expert's.
 
         Returns:

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .recomputed import Recomputed
 from .sizes import TowerSizes
 
 EPS = 1e-6
@@ -41,7 +42,7 @@ class TowerMLP(nn.Module):
         return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
 
 
-class TowerLayer(nn.Module):
+class TowerLayer(Recomputed):
     """One layer of the tower."""
 
     def __init__(self, sizes: TowerSizes) -> None:
@@ -50,7 +51,8 @@ class TowerLayer(nn.Module):
         self.self_attn = TowerAttention(sizes.width, sizes.heads)
         self.mlp = TowerMLP(sizes.width, sizes.mlp)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def compute(self, x: Tensor) -> Tensor:
+        """Computes the layer: [B, P, d] → [B, P, d]."""
         x = x + self.self_attn(self.layer_norm1(x))
         return x + self.mlp(self.layer_norm2(x))
 

@@ -57,7 +57,8 @@ def sample_all(field: Field, noise: Tensor, draws: Tensor, steps: tuple[Step, ..
         before, x = x, drawn(*gaussian, draws[:, number])
         links.append((before, x, *gaussian))
     which = torch.arange(len(steps), device=x.device).expand(len(x), -1)
-    return Chain(x, *(torch.stack(found, 1) for found in zip(*links, strict=True)), which)
+    began, ended, mean, spread = (torch.stack(found, 1) for found in zip(*links, strict=True))
+    return Chain(x, began, ended, mean, spread, which)
 
 
 def sample_one(field: Field, noise: Tensor, draw: Tensor, chosen: Tensor, steps: tuple[Step, ...]) -> Chain:
@@ -67,7 +68,7 @@ def sample_one(field: Field, noise: Tensor, draw: Tensor, chosen: Tensor, steps:
         draw: float32 [B, H, W], normal.
         chosen: int64 [B], the step that is sampled.
     """
-    x, links = noise, None
+    x, links = noise, [noise, noise, noise.double(), noise.double()]
     numbers = rows_of(steps, chosen, noise.ndim)
     for number, step in enumerate(steps):
         here = (chosen == number).view(-1, *[1] * (noise.ndim - 1))
@@ -75,10 +76,10 @@ def sample_one(field: Field, noise: Tensor, draw: Tensor, chosen: Tensor, steps:
         gaussian = mean_of(numbers, x, velocity), _wide(numbers[3] if std is None else std, x)
         moved = torch.where(here, drawn(*gaussian, draw), ode(x, velocity, step.width))
         new = (x, moved, *gaussian)
-        links = new if links is None else tuple(torch.where(here, n, o) for n, o in zip(new, links, strict=True))
+        links = [torch.where(here, one, before) for one, before in zip(new, links, strict=True)]
         x = moved
-    assert links is not None
-    return Chain(x, *(link[:, None] for link in links), chosen[:, None])
+    began, ended, mean, spread = (link[:, None] for link in links)
+    return Chain(x, began, ended, mean, spread, chosen[:, None])
 
 
 def drawn(mean: Tensor, std: Tensor, draw: Tensor) -> Tensor:

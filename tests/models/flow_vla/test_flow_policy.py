@@ -78,9 +78,7 @@ def test_it_keeps_what_a_policy_promises(made_up_env: EnvSpec, layout: str, keys
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_acting_with_the_cache_is_one_pass_over_everything(
-    flow: Callable[..., FlowVLAPolicy], layout: str
-) -> None:
+def test_acting_with_the_cache_is_one_pass_over_everything(flow: Callable[..., FlowVLAPolicy], layout: str) -> None:
     policy = flow(layout)
     inputs = policy.parts.inputs(observed(policy, 3))
     x, time = torch.randn(3, 6, 9, generator=torch.Generator().manual_seed(5)), torch.tensor([1.0, 0.4, 0.1])
@@ -114,7 +112,10 @@ def joint_velocity(model: FlowVLA, inputs: Inputs, x: Tensor, time: Tensor) -> T
         if model.sizes.crosses(number):
             keys = angles_of(angles, 0, p).rotate(ka)
             flat = (t.transpose(1, 2).flatten(2) for t in (keys, va))
-            kb, vb = (expert.self_attn.heads(w(t)) for w, t in zip((expert.self_attn.k_proj, expert.self_attn.v_proj), flat, strict=True))  # type: ignore[operator]  # noqa: E501
+            kb, vb = (
+                expert.self_attn.heads(w(t))
+                for w, t in zip((expert.self_attn.k_proj, expert.self_attn.v_proj), flat, strict=True)
+            )  # type: ignore[operator]
             out_b = attention(own.rotate(qb), kb, vb, allowed[:, p:, :p])
             out_a = None if qa is None else attention(angles_of(angles, 0, p).rotate(qa), keys, va, allowed[:, :p, :p])
         else:
@@ -140,9 +141,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, allowed: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_steps_of_a_record_in_one_pass_are_as_many_evaluations(
-    flow: Callable[..., FlowVLAPolicy], layout: str
-) -> None:
+def test_steps_of_a_record_in_one_pass_are_as_many_evaluations(flow: Callable[..., FlowVLAPolicy], layout: str) -> None:
     policy = flow(layout, noise_steps="all")
     calls = {"trunk": 0, "expert": 0}
 
@@ -202,7 +201,9 @@ def test_a_greedy_decision_is_the_ode_from_drawn_noise(flow: Callable[..., FlowV
     first = noise[:, : 6 * 9].view(2, 6, 9)
     with torch.no_grad():
         chunk = solve(lambda x, time: policy.model.velocity(context, x, time), first, 7)
-    assert torch.allclose(found, chunk[:, :4, :7].clamp(-1, 1), atol=1e-6)  # the env's range is −1 … 1, and so are its statistics
+    assert torch.allclose(
+        found, chunk[:, :4, :7].clamp(-1, 1), atol=1e-6
+    )  # the env's range is −1 … 1, and so are its statistics
     assert policy.sampler(Sampling(do_sample=False)) == {"sampler": "ode", "num_steps": 7}
     assert policy.sampler(Sampling())["noise_level"] == 0.5
 
