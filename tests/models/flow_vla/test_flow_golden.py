@@ -65,6 +65,11 @@ def test_actions_come_back_in_the_envs_units(case: Golden) -> None:
     action = read_scales(case.folder, None).action
     assert gap(action.denormalize(case["out.chunk.10"][..., :REAL]), case["out.actions.env.10"]) < ANSWERED
     assert gap(action.denormalize(action.normalize(case["in.actions"])), case["in.actions"]) < ANSWERED
+    if case.folder.openpi:
+        x = case["out.chunk.10"][..., :REAL]
+        first, second = (torch.tensor(action.note[name]) for name in _pair(case))
+        spread = x * (second + 1e-6) if case.folder.layout == "pi0" else (x + 1) / 2 * (second - first + 1e-6)
+        assert torch.equal(action.denormalize(x), spread + first)
 
 
 def test_what_the_trunk_sees_and_remembers(case: Golden) -> None:
