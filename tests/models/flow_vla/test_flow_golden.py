@@ -99,7 +99,8 @@ def test_chunks_of_the_ode(case: Golden, velocity: Callable[[Tensor, Tensor], Te
 
 def test_chain_of_the_flow_sde(case: Golden, velocity: Callable[[Tensor, Tensor], Tensor]) -> None:
     steps = sde_steps(4, 0.5)
-    chain = sample_all(velocity, case["in.noise"], case["in.sde_noise"].transpose(0, 1), steps)
+    draws = case["in.sde_noise"].transpose(0, 1)
+    chain = sample_all(lambda x, time: (velocity(x, time), None), case["in.noise"], draws, steps)
     links = torch.cat([chain.before, chain.chunk[:, None]], 1)
     assert gap(links.transpose(0, 1), case["out.sde.links"]) < ANSWERED
     for number, step in enumerate(steps):
