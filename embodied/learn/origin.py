@@ -5,7 +5,7 @@ simulator is needed, and no configuration of the run.
 
     policy, env = restore(Path("runs/NAME/checkpoints/000100"))
     told = policy.encode_instructions(["open the drawer"])
-    noise = torch.from_numpy(policy.spec.noise.draw(generator(seed, Stream.EVAL_NOISE, record, episode)))[None]
+    noise = torch.from_numpy(policy.spec.noise.draw(generator(0, Stream.SERVED_NOISE, 0, 0)))[None]
     decision = policy.act({**obs, **told}, noise, Sampling(do_sample=False))
 """
 

@@ -108,10 +108,10 @@ METRICS: dict[str, str] = {
     "train/tokens_per_s": "their action tokens a second, 1/s",
     "train/tflops_per_s": "floating-point operations of these passes by the policy's formula (flops), 10¹² a second",
     # An iteration of supervised training.
-    "sft/loss": "mean over the iteration's updates of -log p of the demonstrated tokens, with augmentation, nats",
-    "sft/clean_loss": "the same after the iteration, of some of the samples and without augmentation, nats",
+    "sft/loss": "mean over updates of -log p of demonstrated tokens, nats, or of the policy's own loss; augmented",
+    "sft/clean_loss": "the same loss after the iteration, of some of the samples and without augmentation",
     "sft/token_accuracy": "share of the demonstrated tokens of these samples that are the likeliest, 0..1",
-    "sft/val_loss": "mean -log p of the demonstrated tokens of held-out demonstrations, nats",
+    "sft/val_loss": "the same loss of held-out demonstrations",
     "sft/val_token_accuracy": "share of the tokens of held-out demonstrations that are the likeliest, 0..1",
     "sft/grad_norm": "mean over updates of the gradient's 2-norm before clipping",
     "sft/lr": "learning rate of the last update",

@@ -78,6 +78,8 @@ class FlowPolicy(nn.Module):
 
     def sampler(self, sampling: Sampling) -> Mapping[str, Any]:
         """See :meth:`embodied.protocols.NamesSampler.sampler`."""
+        if not self._one_step:
+            return {}
         return {"sampler": "flow_sde" if sampling.do_sample else "ode", "num_steps": self._steps}
 
     def bind(self, env: EnvSpec) -> None:
@@ -177,8 +179,9 @@ class FlowPolicy(nn.Module):
         return link + self._velocity(obs, link, step) / self._steps
 
     def _velocity(self, obs: Mapping[str, Tensor], link: Tensor, step: int | Tensor) -> Tensor:
-        time = torch.zeros(len(link), self._steps, device=link.device)
-        time[torch.arange(len(link), device=link.device), step] = 1.0
+        rows = link.shape[0]  # no len(): it would be a constant of an exported program
+        time = torch.zeros(rows, self._steps, device=link.device)
+        time[torch.arange(rows, device=link.device), step] = 1.0
         state = obs["state"][:, : self._state_dim]
         features = torch.cat([state, self.task(obs["task"]), link.flatten(1), time], dim=-1)
         velocity: Tensor = self.body(features).view_as(link)

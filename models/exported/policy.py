@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from embodied.errors import ConfigError, SpecMismatchError
 from embodied.instructions import FIELD
-from embodied.types import ArraySpec, Decision, Elements, EnvSpec, Evaluation, Noise, PolicySpec, Sampling
+from embodied.types import Decision, EnvSpec, Evaluation, PolicySpec, Sampling
 
 from ..shared.programs.facts import TOKENIZER, Facts, read
 from ..shared.programs.run import Program, open_program
@@ -39,18 +39,7 @@ class ExportedPolicy(nn.Module):
     @property
     def spec(self) -> PolicySpec:
         """See :attr:`embodied.protocols.Policy.spec`."""
-        facts = self.facts
-        shape = (facts.num_action_chunks, facts.action_dim)
-        tokens = shape[0] * shape[1]
-        decision = {
-            "action_tokens": ArraySpec((tokens,), "int32"),
-            "actions": ArraySpec(shape, "float32"),
-            "logprobs": ArraySpec((tokens,), "float32"),
-        }
-        return PolicySpec(
-            shape[0], decision, Elements(shape, action_axis=0), Noise((tokens,)),
-            categories={"action_tokens": facts.categories}, entropy=False, distribution=False,
-        )  # fmt: skip
+        return self.facts.spec
 
     def bind(self, env: EnvSpec) -> None:
         """See :meth:`embodied.protocols.Policy.bind`. The env must be like the one that the program was made for."""
@@ -125,6 +114,11 @@ class ExportedPolicy(nn.Module):
             return self.facts.pictures
         return {"not recorded, program": {name: noted for name, noted in self.facts.files.items() if name != TOKENIZER}}
 
+    def sampler(self, sampling: Sampling) -> Mapping[str, Any]:
+        """See :meth:`embodied.protocols.NamesSampler.sampler`. Empty of a program of action tokens."""
+        found: Mapping[str, Any] = self.facts.sampler.get("sampled" if sampling.do_sample else "greedy", {})
+        return found
+
     def describe(self) -> Mapping[str, str]:
         """See :meth:`embodied.protocols.Policy.describe`."""
         facts = self.facts
@@ -149,7 +143,7 @@ def build(model_path: str, threads: int | None, trust: bool) -> ExportedPolicy:
     said = facts.prompt
     tokenizer = read_tokenizer(folder / TOKENIZER)
     prompts = PromptIds(tokenizer, said.text, said.bos_id, said.last_id, said.pad_id)
-    return ExportedPolicy(folder, facts, prompts, open_program(facts.format, folder, threads))
+    return ExportedPolicy(folder, facts, prompts, open_program(facts.format, folder, threads, facts.outputs))
 
 
 def _check_fit(facts: Facts, env: EnvSpec) -> None:

@@ -166,6 +166,13 @@ def conditions(**changes: Any) -> Conditions:
             {"episodes_per_task": 9, "sampling": {"do_sample": False, "max_new_tokens": 8}},
             "from all 4 initial states; a greedy answer does not change, so env.eval.episodes_per_task=4 says as much",
         ),
+        (
+            {
+                "episodes_per_task": 9,
+                "sampling": {"do_sample": False, "max_new_tokens": 8, "greedy_noise": True},
+            },
+            "from all 4 initial states",
+        ),
     ],
 )
 def test_how_starts_are_said(changes, text):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from embodied.parallel.group import Group
 from embodied.parallel.sharding import make_parallel
 from embodied.random import Stream, generator
 from embodied.schema import bind
-from embodied.testing import FakeEnv, FlowPolicy, check_policy
+from embodied.testing import FakeEnv, FakePolicy, FlowPolicy, check_policy
 from embodied.tools import demos
 
 CPU = torch.device("cpu")
@@ -85,7 +86,9 @@ class Detached(FlowPolicy):
         return super().demonstration_loss(records, actions, noise).detach()
 
 
-def make(policy: FlowPolicy, world: Group | None = None, strategy: str = "replicate", **actor: Any) -> Cloner:
+def make(
+    policy: FlowPolicy | FakePolicy, world: Group | None = None, strategy: str = "replicate", **actor: Any
+) -> Cloner:
     values = deepcopy(CONFIG)
     values["actor"] |= {"fsdp_config": {"strategy": strategy}, **actor}
     config, parallel = bind(values), None
@@ -157,6 +160,13 @@ def test_a_policy_may_be_given_mean_and_standard_deviation():
     values = cloner.policy.values["action"]
     assert values == {"mean": pytest.approx(actions.mean(0)), "std": pytest.approx(actions.std(0))}
     assert cloner.notes == ["statistics of actions: mean and standard deviation of the demonstrations"]
+
+
+def test_no_token_is_the_likeliest_of_a_policy_whose_greedy_decision_is_drawn():
+    policy = FakePolicy()
+    policy.spec = replace(policy.spec, noise=replace(policy.spec.noise, greedy=1))
+    assert set(make(policy).validate()) == {"sft/clean_loss", "sft/val_loss"}
+    assert "sft/token_accuracy" in make(FakePolicy()).validate()
 
 
 def test_a_longer_chunk_is_taught_with_noise_of_its_own():

@@ -202,13 +202,7 @@ def test_a_run_learns_with_the_kl_of_gaussians_and_evaluations_draw_and_name_the
     assert sampling.items() <= found["protocol"]["keys"]["sampling"].items()
     returns = [one["return"] for one in found["episodes"]]
     assert len(set(returns)) == len(returns) == 12, "greedy episodes of a start have noise of their own"
-    assert evaluation.main([*own, *again, "runner.experiment_name=again"]) == 0
-    assert [one["return"] for one in read_episodes("again")] == returns, "and it is that of the seed"
     assert evaluation.main([*own, "runner.experiment_name=both", "algorithm.val_sampling_params.do_sample=both"]) == 0
-    assert "sampling.sampler" not in capsys.readouterr().out.partition("greedy, and sampled")[2]
+    assert "under the conditions above" not in capsys.readouterr().out, "that they are drawn otherwise is meant"
     both = [read(f"runs/both/eval/000000{ending}.json") for ending in ("", "-sampled")]
     assert {"sampling.sampler"} <= {row.key for row in compare(*both).differing}
-
-
-def read_episodes(name: str) -> list[dict[str, Any]]:
-    return json.loads(Path("runs", name, "eval/000000.json").read_text(encoding="utf-8"))["episodes"]

@@ -384,7 +384,8 @@ def test_what_is_not_a_program_is_an_error_even_with_the_right_checksum(kind, co
             build_exported(model_path=str(folder))
     program.write_bytes(whole)
     for changes, said in (
-        ({"version": 2}, "version 2, expected 1"),
+        ({"version": 3}, "version 3, expected 1 or 2"),
+        ({"version": 2}, "KeyError: 'spec'"),
         ({"format": "tflite"}, "unknown format of a program 'tflite'"),
         ({"state_dim": -1}, "state_dim is -1"),
         ({"prompt": {}}, "bos_id"),

@@ -142,9 +142,10 @@ def test_a_clear_difference_and_too_few_episodes_for_it(write, capsys):
 
 def test_of_greedy_texts_more_problems_are_asked_for(write, capsys):
     """Another episode of a problem would say the same again."""
-    for drawn, asked in ((False, "a greedy answer to one does not change: more problems are needed"), (True, "repeat")):
-        texts = changed("conditions", "sampling", {"do_sample": drawn, "max_new_tokens": 8})
-        names = [write(f"{share}-{drawn}", below(share), 4, texts) for share in (2, 3)]
+    same = "a greedy answer to one does not change: more problems are needed"
+    for drawn, own, asked in ((False, {}, same), (True, {}, "repeat"), (False, {"greedy_noise": True}, "repeat")):
+        texts = changed("conditions", "sampling", {"do_sample": drawn, "max_new_tokens": 8, **own})
+        names = [write(f"{share}-{drawn}-{len(own)}", below(share), 4, texts) for share in (2, 3)]
         assert compare.main(names) == 0
         assert asked in capsys.readouterr().out
 

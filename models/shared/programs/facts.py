@@ -18,11 +18,14 @@ from typing import Any
 from embodied.errors import CheckpointError, SpecMismatchError, unknown_name
 from embodied.lib.files import check_checksums, check_folder, check_seal, checksums, inside, read_json, reading, sealed
 from embodied.lib.spec_json import from_json, to_json
-from embodied.types import EnvSpec
+from embodied.types import EnvSpec, PolicySpec
 
 from ..files import write_json
+from . import spec
+from .spec import of_tokens
 
-FILE, TOKENIZER, VERSION = "program.json", "tokenizer.json", 1
+FILE, TOKENIZER = "program.json", "tokenizer.json"
+TOKENS, VERSION = 1, 2  # of a program of action tokens; of any other, which says what it decides
 # Format → the files that it may have beside program.json and the tokenizer.
 FORMATS: Mapping[str, tuple[str, ...]] = {
     "torch_export": ("program.pt2",),
@@ -34,12 +37,13 @@ INPUTS: Mapping[str, tuple[str, ...]] = {
     "images": ("batch",),  # uint8 [B, C, H, W, 3], as the env gives them
     "prompt": ("batch", "length"),  # int64 [B, L], token ids: BOS, padding, text
     "present": ("batch", "length"),  # bool [B, L], False at padding
-    "noise": ("batch",),  # float32 [B, T] in [0, 1), what sampled tokens are drawn with
-    "greedy": ("batch",),  # bool [B]: take the likeliest tokens, whatever the noise
+    "noise": ("batch",),  # float32 [B, …] as Facts.spec declares it
+    "greedy": ("batch",),  # bool [B]: read the part of the noise that a greedy decision reads
     "temperature": ("batch",),  # float32 [B], above 0
     "state": ("batch",),  # float32 [B, S]
 }
-# actions float32 [B, K, A] in the env's units, tokens int32 [B, T], log-probs float32 [B, T] in nats
+# Of a program of action tokens: actions float32 [B, K, A] in the env's units, tokens int32 [B, T], log-probs float32
+# [B, T] in nats
 OUTPUTS = ("actions", "action_tokens", "logprobs")
 
 
@@ -70,13 +74,26 @@ class Facts:
     state_dim: int  # S, or 0 if the program has no input "state"
     num_action_chunks: int  # K
     action_dim: int  # A
-    first_token: int  # id of the first action token
-    categories: int  # action tokens
+    first_token: int = 0  # id of the first action token
+    categories: int = 0  # action tokens
     quantize: str | None = None  # "int8", or None
     policy: Mapping[str, str] = field(default_factory=dict)  # the exported policy's description of itself
     pictures: Mapping[str, Any] = field(default_factory=dict)  # preparation of pictures; empty in older folders
     measured: Mapping[str, Any] = field(default_factory=dict)  # errors against the policy, and what quantising loses
     files: Mapping[str, str] = field(default_factory=dict)  # name → checksum
+    declared: PolicySpec | None = None  # decision, elements and noise; None: one token for each number of the actions
+    # of a policy that names it: how decisions are drawn, "greedy" and "sampled" (embodied.protocols.NamesSampler)
+    sampler: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def spec(self) -> PolicySpec:
+        """What the program decides, and the noise that it takes."""
+        return self.declared or of_tokens(self.num_action_chunks, self.action_dim, self.categories)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the program's outputs in their order."""
+        return OUTPUTS if self.declared is None else tuple(self.declared.decision)
 
     @property
     def inputs(self) -> list[str]:
@@ -86,7 +103,12 @@ class Facts:
     def write(self, folder: Path, names: Sequence[str]) -> None:
         """Write program.json beside the files ``names``."""
         values = {**asdict(self), "env": to_json(self.env), "files": checksums(folder, names)}
-        write_json(folder / FILE, sealed({"version": VERSION, **values}))
+        del values["declared"]
+        if self.declared is None:
+            del values["sampler"]
+        else:
+            values["spec"] = spec.to_json(self.declared)
+        write_json(folder / FILE, sealed({"version": TOKENS if self.declared is None else VERSION, **values}))
 
 
 def read(folder: Path) -> Facts:
@@ -104,9 +126,9 @@ def read(folder: Path) -> Facts:
     check_folder(folder)
     path = inside(folder, FILE)
     data = check_seal(path, read_json(path))
-    if (version := data.get("version")) != VERSION:
+    if (version := data.get("version")) not in (TOKENS, VERSION):
         raise CheckpointError(
-            f"{path} has version {version!r}, expected {VERSION}",
+            f"{path} has version {version!r}, expected {TOKENS} or {VERSION}",
             "read it with the version of embodied that wrote it, or export the checkpoint again",
         )
     with reading(path):
@@ -138,6 +160,8 @@ def _facts(data: Mapping[str, Any]) -> Facts:
         pictures=_is({"pictures": {}, **data}, "pictures", dict),
         measured=_is(data, "measured", dict),
         files=_is(data, "files", dict),
+        declared=None if data["version"] == TOKENS else spec.from_json(data["spec"], env),
+        sampler=_is({"sampler": {}, **data}, "sampler", dict),
     )
 
 

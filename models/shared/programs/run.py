@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,17 +27,20 @@ class Program(Protocol):
             inputs: on the CPU, by name, in the order of :data:`.facts.INPUTS`.
 
         Returns:
-            the tensors of :data:`.facts.OUTPUTS` by name.
+            its outputs by name.
         """
         ...
 
 
-def open_program(kind: str, folder: Path, threads: int | None = None) -> Program:
+def open_program(
+    kind: str, folder: Path, threads: int | None = None, outputs: Sequence[str] = OUTPUTS
+) -> Program:  # fmt: skip
     """Read the program of a folder whose files were compared with its ``program.json``.
 
     Args:
         kind: a key of :data:`.facts.FORMATS`.
         threads: of onnxruntime; None = as many as torch has. The other formats have torch's.
+        outputs: the names of what it returns, in their order.
 
     Raises:
         CheckpointError: the file is damaged, or holds what a program does not need.
@@ -46,8 +49,8 @@ def open_program(kind: str, folder: Path, threads: int | None = None) -> Program
     path = folder / FORMATS[kind][0]
     try:
         if kind == "onnx":
-            return OnnxProgram(path, torch.get_num_threads() if threads is None else threads)
-        return TracedProgram(path) if kind == "torch_export" else CompiledProgram(path)
+            return OnnxProgram(path, torch.get_num_threads() if threads is None else threads, outputs)
+        return TracedProgram(path, outputs) if kind == "torch_export" else CompiledProgram(path, outputs)
     except EmbodiedError:
         raise
     except Exception as error:  # each reader has errors of its own
@@ -61,7 +64,8 @@ def open_program(kind: str, folder: Path, threads: int | None = None) -> Program
 class TracedProgram:
     """Runs a program of torch.export."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, outputs: Sequence[str]) -> None:
+        self._outputs = outputs
         check_archive(path)
         # torch.export.load would go on to older formats, which are unpickled.
         from torch.export.pt2_archive._package import load_pt2
@@ -70,26 +74,28 @@ class TracedProgram:
 
     @torch.no_grad()
     def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return dict(zip(OUTPUTS, self._run(inputs), strict=True))
+        return dict(zip(self._outputs, self._run(inputs), strict=True))
 
 
 class CompiledProgram:
     """Runs a package of AOTInductor: machine code."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, outputs: Sequence[str]) -> None:
+        self._outputs = outputs
         import torch._inductor
 
         self._run: Any = torch._inductor.aoti_load_package(str(path))
 
     @torch.no_grad()
     def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return dict(zip(OUTPUTS, self._run(*inputs.values()), strict=True))
+        return dict(zip(self._outputs, self._run(*inputs.values()), strict=True))
 
 
 class OnnxProgram:
     """Runs a program of ONNX, by onnxruntime."""
 
-    def __init__(self, path: Path, threads: int) -> None:
+    def __init__(self, path: Path, threads: int, outputs: Sequence[str]) -> None:
+        self._outputs = [*outputs]
         if importlib.util.find_spec("onnxruntime") is None:
             raise ConfigError(
                 f"{path} needs the package onnxruntime", "pip install 'embodied-rl[export]', or onnxruntime alone"
@@ -103,5 +109,5 @@ class OnnxProgram:
         self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        found = self._session.run(list(OUTPUTS), {name: values.numpy() for name, values in inputs.items()})
-        return {name: torch.from_numpy(values) for name, values in zip(OUTPUTS, found, strict=True)}
+        found = self._session.run(self._outputs, {name: values.numpy() for name, values in inputs.items()})
+        return {name: torch.from_numpy(values) for name, values in zip(self._outputs, found, strict=True)}

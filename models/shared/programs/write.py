@@ -7,7 +7,7 @@ import logging
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -56,18 +56,22 @@ def trace(module: nn.Module, inputs: Mapping[str, Tensor], most_tokens: int) -> 
         return torch.export.export(module, tuple(inputs.values()), dynamic_shapes=shapes, strict=False)
 
 
-def write(kind: str, module: nn.Module, inputs: Mapping[str, Tensor], most_tokens: int, folder: Path) -> list[str]:
+def write(
+    kind: str, module: nn.Module, inputs: Mapping[str, Tensor], most_tokens: int, folder: Path,
+    outputs: Sequence[str] = OUTPUTS,
+) -> list[str]:  # fmt: skip
     """Traces ``module`` and writes the program; returns the names of the files.
 
     Args:
         kind: a key of :data:`.facts.FORMATS`.
+        outputs: names of the tensors that the module returns.
     """
     program = trace(module, inputs, most_tokens)
     path = folder / FORMATS[kind][0]
     if kind == "torch_export":
         _save(program, path)
     elif kind == "onnx":
-        _to_onnx(program, [*inputs], path, num_bytes(module) > ONE_FILE)
+        _to_onnx(program, [*inputs], [*outputs], path, num_bytes(module) > ONE_FILE)
     else:
         import torch._inductor
 
@@ -85,16 +89,14 @@ def _save(program: ExportedProgram, path: Path) -> None:
     torch.export.save(program, path)
 
 
-def _to_onnx(program: ExportedProgram, inputs: list[str], path: Path, beside: bool) -> None:
+def _to_onnx(program: ExportedProgram, inputs: list[str], outputs: list[str], path: Path, beside: bool) -> None:
     """Write a program of ONNX without the places in the code that it comes from.
 
     Args:
         beside: put the weights into a file of their own.
     """
     with _quiet():
-        found: Any = torch.onnx.export(
-            program, input_names=inputs, output_names=list(OUTPUTS), dynamo=True, verbose=False
-        )
+        found: Any = torch.onnx.export(program, input_names=inputs, output_names=outputs, dynamo=True, verbose=False)
         for node in found.model.graph.all_nodes():
             node.metadata_props.clear()
         found.save(str(path), external_data=beside)

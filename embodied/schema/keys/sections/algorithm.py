@@ -236,7 +236,7 @@ class AlgorithmConfig(Section):
     kl_penalty_type: Literal["k1", "kl", "abs", "k2", "mse", "k3", "low_var_kl", "full"] = Field(
         "low_var_kl",
         description="Estimate of that KL (embodied.algorithms.kl); full = the KL itself, from the distributions over "
-        "all action tokens.",
+        "all action tokens, or in closed form from Gaussians.",
     )
     kl_ctrl: KlControlConfig = KlControlConfig()
     logprob_forward_micro_batch_size: int | None = Field(
