@@ -137,7 +137,8 @@ class FlowVLAPolicy(nn.Module):
         there = torch.arange(left_over.shape[1], device=left.device) < left[:, None]
         rest = torch.where(there[..., None], self.parts.now.action.normalize(left_over.float()), 0.0)
         goal = padded(rest, sizes.action_width)
-        with not_training(self._training_modules):
+        # the derivative that rtc_jacobian asks for is taken of tensors that remember how they were made
+        with not_training(self._training_modules), torch.inference_mode(False), torch.no_grad():
             context = self.parts.read(obs)
             field, first = self.parts.field(context), self._noise(noise)[0]
             chunk = guided(

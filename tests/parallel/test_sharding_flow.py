@@ -26,7 +26,9 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def made(keys: dict[str, Any]) -> Any:
-    policy = build_policy(**{"num_action_chunks": 4, "num_steps": 2, "hidden_size": 32, "expert_hidden_size": 32, **keys})
+    policy = build_policy(
+        **{"num_action_chunks": 4, "num_steps": 2, "hidden_size": 32, "expert_hidden_size": 32, **keys}
+    )
     policy.bind(ENV)
     return policy
 

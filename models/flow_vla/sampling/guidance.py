@@ -71,7 +71,7 @@ def _corrected(
         field = velocity(x, at(x, time))
         return field, (goal - (x - time * field)) * weights
     with torch.enable_grad():
-        x = x.detach().requires_grad_()
+        x = x.detach().clone().requires_grad_()
         field = velocity(x, at(x, time))
         end = x - time * field
         (correction,) = torch.autograd.grad(end, x, ((goal - end) * weights).detach())

@@ -1,4 +1,4 @@
-"""Layers of a flow policy that are computed again in the backward pass, and copies of a policy."""
+"""Layers of a flow policy that are computed again in the backward pass, copies of a policy, derivatives in a server."""
 
 from __future__ import annotations
 
@@ -36,6 +36,19 @@ def test_recomputed_layers_have_the_same_gradients(made_up_env: EnvSpec, layout:
     gradients = [{n: p.grad for n, p in policy.named_parameters() if p.grad is not None} for policy in (plain, again)]
     assert gradients[0].keys() == gradients[1].keys()
     assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[0])
+
+
+def test_guidance_with_the_networks_derivative_works_where_a_server_acts(made_up_env: EnvSpec) -> None:
+    policies = [bound(made_up_env, "smolvla", rtc_jacobian=on, num_steps=3) for on in (False, True)]
+    obs, noise, rest = observed(policies[0], 2), noise_of(policies[0], 2), torch.full((2, 4, 7), 0.5)
+    found = []
+    for policy in policies:
+        with torch.inference_mode():
+            inside = {name: values.clone() for name, values in obs.items()}, noise.clone(), Sampling(do_sample=False)
+            left, delay = torch.tensor([4, 3]), torch.tensor([2, 1])
+            found.append(policy.act_after(*inside, rest.clone(), left, delay).fields["actions"])
+    assert found[0].isfinite().all()
+    assert not torch.equal(*found)
 
 
 def test_a_copy_has_weights_of_its_own(made_up_env: EnvSpec) -> None:
