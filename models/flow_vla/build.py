@@ -1,0 +1,127 @@
+"""Builds a policy from settings: sizes → weights → adapters → trained parameters → number formats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ..shared.files import FORMATS, read_safetensors
+from ..shared.keys import as_tuple, bad
+from ..shared.lora import inject
+from ..shared.trained import choose_trained, lora_config
+from ..shared.weights.finite import check_range
+from .files.folder import Folder
+from .files.load import load
+from .files.statistics import read_scales
+from .fit import IDENTITY
+from .inputs.texts import ByteTokenizer, FileTokenizer, Tokenizer
+from .network.heads import NoiseHead, ValueHead
+from .network.model import FlowVLA
+from .network.sizes import Sizes
+from .parts import Parts, Situation
+from .policy import FlowVLAPolicy
+from .sampling.steps import plain_steps, sde_steps
+from .settings import EXPERT, STATE, TARGETS, TRUNK, Settings
+
+VALUE_HEAD_FILE, NOISE_HEAD_FILE = "value_head.safetensors", "noise_head.safetensors"
+BYTE_PROMPT = 160  # bytes of a prompt at most, with random weights
+
+
+def build(settings: Settings) -> FlowVLAPolicy:
+    """Builds the policy. See :func:`embodied.models.flow_vla.build_policy`."""
+    folder = None if settings.model_path is None else Folder.open(settings.model_path)
+    tokenizer = _tokenizer(settings, folder)
+    model = _random(settings, tokenizer) if folder is None else _read(settings, folder)
+    settings.check_horizon(model.sizes.horizon)
+    value_head, noise_head = _heads(settings, model.sizes, None if folder is None else folder.path)
+    _prepare(model, value_head, noise_head, settings)
+    learned = noise_head is not None
+    steps = plain_steps(settings.num_steps) if learned else sde_steps(settings.num_steps, settings.noise_level)
+    most = settings.max_prompt_length or (BYTE_PROMPT if folder is None else folder.prompt_tokens)
+    source, places = (None, None) if folder is None else (folder.path, folder.cameras)
+    now = _situation(settings, folder)
+    return FlowVLAPolicy(Parts(model, value_head, noise_head, tokenizer, settings, steps, most, source, places, now))
+
+
+def _situation(settings: Settings, folder: Folder | None) -> Situation:
+    if folder is None:
+        return Situation(IDENTITY, IDENTITY)
+    scales = read_scales(folder, settings.statistics_key)
+    return Situation(scales.state, scales.action, scales.name)
+
+
+def _tokenizer(settings: Settings, folder: Folder | None) -> Tokenizer | None:
+    path = None if folder is None else folder.tokenizer
+    if settings.tokenizer_path is not None:
+        path = Path(settings.tokenizer_path).expanduser()
+    if path is not None:
+        return FileTokenizer(path)
+    return ByteTokenizer() if folder is None else None
+
+
+def _random(settings: Settings, tokenizer: Tokenizer | None) -> FlowVLA:
+    assert tokenizer is not None
+    sizes = settings.random_sizes(tokenizer.vocab)
+    if settings.image_size % settings.patch_size:
+        reason = f"patches of {settings.patch_size} pixels do not fill it"
+        raise bad("image_size", settings.image_size, reason, f"set a multiple of {settings.patch_size}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        model = FlowVLA(sizes)
+        nn.init.normal_(model.embed_tokens.weight, std=sizes.trunk.width**-0.5)  # it is multiplied by √width
+        nn.init.normal_(model.vision.embeddings.position_embedding.weight, std=0.02)
+    return model
+
+
+def _read(settings: Settings, folder: Folder) -> FlowVLA:
+    if settings.layout not in (None, folder.layout):
+        raise bad(
+            "layout", settings.layout, f"{folder.path} is {folder.layout}", "remove the key, or change model_path"
+        )
+    if settings.action_horizon not in (None, folder.horizon):
+        reason = f"{folder.path} was trained with chunks of {folder.horizon}"
+        raise bad("action_horizon", settings.action_horizon, reason, "remove the key")
+    return load(folder, folder.sizes(settings.vision_heads, settings.head_dim, settings.value_head)).model
+
+
+def _heads(settings: Settings, sizes: Sizes, folder: Path | None) -> tuple[ValueHead | None, NoiseHead | None]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed + 1)
+        value = ValueHead(sizes.trunk.width, settings.values) if settings.value_head else None
+        noise = None
+        if settings.noise_method == "flow_noise":
+            noise = NoiseHead(sizes.expert.width, sizes.action_width, *settings.noise_range)
+    for head, name in ((value, VALUE_HEAD_FILE), (noise, NOISE_HEAD_FILE)):
+        if head is not None and folder is not None and (folder / name).is_file():
+            head.load_state_dict(dict(read_safetensors(folder / name)))
+    return value, noise
+
+
+def _prepare(
+    model: FlowVLA, value_head: ValueHead | None, noise_head: NoiseHead | None, settings: Settings
+) -> None:  # fmt: skip
+    """Adds adapters; chooses what is trained, number formats and recomputation."""
+    if settings.is_lora:
+        names = as_tuple(settings.lora_target_modules) or TARGETS
+        layers = [name for name, part in model.named_modules() if isinstance(part, nn.Linear) and ".trunk." in name]
+        targets = [name for name in layers if name.rsplit(".", 1)[-1] in names] or list(names)
+        inject(model, lora_config(settings, targets), settings.seed, cast_input=settings.precision == "fp32")
+    heads = {"value_head": value_head, "noise_head": noise_head}
+    weights = nn.ModuleDict({"model": model, **{name: head for name, head in heads.items() if head is not None}})
+    state_first = model.sizes.state_place == "prefix"
+    choose_trained(
+        weights, settings, ("value_head", *EXPERT, *(() if state_first else ("state_proj",))), prefix="model."
+    )
+    for name, parameter in weights.named_parameters():
+        in_front = TRUNK.match(name) or (state_first and STATE.match(name))
+        if settings.train_expert_only and in_front and ".lora_" not in name:
+            parameter.requires_grad_(False)
+        dtype = torch.float32 if parameter.requires_grad else FORMATS[settings.precision]
+        if dtype == torch.float16:
+            check_range(parameter, name, dtype)
+        parameter.data = parameter.data.to(dtype)
+    if settings.gradient_checkpointing:
+        for layer in (*model.layers, *model.vision.encoder.layers):
+            layer.gradient_checkpointing = True

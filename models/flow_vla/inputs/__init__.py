@@ -1,0 +1,1 @@
+"""What the network is given: pictures, texts, normalised states and actions."""

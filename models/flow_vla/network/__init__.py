@@ -1,0 +1,1 @@
+"""The network: vision tower, trunk, expert, and what leads in and out of them."""

@@ -1,0 +1,113 @@
+"""Parts of a policy: network, heads, tokenizer, settings, and what changes while it is used.
+
+Shapes: B rows, D stochastic steps, H actions of a chunk, W padded dimensions, K executed actions, A dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from embodied.types import EnvSpec
+
+from ..shared.precision import number_format
+from .inputs.normalization import Scale, padded
+from .inputs.pictures import prepare
+from .inputs.texts import Tokenizer, as_texts, check_length, padded_ids, state_prompt
+from .network.heads import NoiseHead, ValueHead
+from .network.model import Context, FlowVLA, Inputs
+from .sampling.chains import Field
+from .sampling.steps import Step
+from .settings import Settings
+
+
+@dataclass
+class Situation:
+    """State of a policy that changes while it is used."""
+
+    state: Scale
+    action: Scale
+    name: str = ""  # of the data set whose statistics these are; "" = none yet, or the folder's only ones
+    env: EnvSpec | None = None  # env that the policy is bound to
+    order: tuple[int, ...] = ()  # the env's cameras that are read, by number
+    least: int = 0  # tokens that prompts are padded to
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """The parts of a policy."""
+
+    model: FlowVLA
+    value_head: ValueHead | None
+    noise_head: NoiseHead | None
+    tokenizer: Tokenizer | None  # None: the folder has none
+    settings: Settings
+    steps: tuple[Step, ...]  # of a chain while acting for training
+    prompt_tokens: int  # tokens of a prompt at most
+    source: Path | None  # folder that the network is from
+    places: tuple[str, ...] | None  # names of its places for pictures; None: any number of cameras
+    now: Situation
+
+    @property
+    def device(self) -> torch.device:
+        """Device on which the policy computes."""
+        return self.model.action_out_proj.weight.device
+
+    def number_format(self) -> torch.autocast:
+        """Context of the settings' number format."""
+        return number_format(self.device, self.settings.precision)
+
+    def read(self, obs: Mapping[str, Tensor]) -> Context:
+        """Makes the trunk's one pass over B observations."""
+        with self.number_format():
+            return self.model.read(self.inputs(obs))
+
+    def inputs(self, obs: Mapping[str, Tensor]) -> Inputs:
+        """Prepares what the network reads of B observations."""
+        sizes = self.model.sizes
+        pixels = prepare(obs["images"][:, list(self.now.order)], sizes.image_size, centred=sizes.gemma)
+        state = self.now.state.normalize(obs["state"].float())
+        if "prompt_text" in obs:
+            tokens, mask = (t.to(pixels.device) for t in self._with_state(obs["prompt_text"], state))
+        else:
+            tokens, mask = obs["prompt"].long(), obs["prompt_mask"].bool()
+        return Inputs(pixels, tokens, mask, padded(state, max(sizes.state_width, state.shape[1])))
+
+    def field(self, context: Context) -> Field:
+        """Makes the function that a chain integrates."""
+
+        def compute(x: Tensor, time: Tensor) -> tuple[Tensor, Tensor | None]:
+            with self.number_format():
+                tokens = self.model.expert_tokens(context, x, time)
+                velocity = self.model.action_out_proj(tokens).float()
+                return velocity, None if self.noise_head is None else self.noise_head(tokens)
+
+        return compute
+
+    def value(self, context: Context) -> Tensor | None:
+        """Estimates values float32 [B, V], with a value head."""
+        if self.value_head is None:
+            return None
+        assert context.hidden is not None
+        return self.value_head(context.hidden, context.present)
+
+    def actions(self, chunk: Tensor) -> Tensor:
+        """Turns a normalised chunk [B, H, W] into K actions in the env's units, within its range: float32 [B, K, A]."""
+        env = self.now.env
+        assert env is not None, "bind() comes first"
+        found = self.now.action.denormalize(chunk[:, : self.settings.num_action_chunks, : env.action_dim])
+        low, high = (torch.tensor(bound, device=found.device) for bound in (env.action_low, env.action_high))
+        return found.clamp(low, high).float()
+
+    def _with_state(self, texts: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.tokenizer is not None
+        rows = []
+        for text, numbers in zip(as_texts(texts), state.cpu().numpy(), strict=True):
+            prompt = state_prompt(text, numbers)
+            rows.append(self.tokenizer.encode(prompt))
+            check_length(rows[-1], self.prompt_tokens, prompt)
+        return padded_ids(rows, self.now.least)

@@ -1,0 +1,188 @@
+"""Keys under ``actor.model`` that this model takes: their defaults and their checks."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from embodied.errors import UnknownKeyError, did_you_mean, unknown_name
+
+from ..shared.keys import AdapterKeys, as_tuple, bad
+from .network.sizes import LAYOUTS, Sizes, StreamSizes, TowerSizes
+
+TRUNK = re.compile(r"^model\.(vision|projector|embed_tokens|trunk_norm|layers\.\d+\.trunk)\.")
+"""Parameters in front of the expert, which train_expert_only freezes."""
+STATE = re.compile(r"^model\.state_proj\.")
+"""Leads the state in. SmolVLA's stands in front of the trunk, and its gradient would go through it."""
+SCHEDULES = ("linear", "exp", "ones", "zeros")  # see .sampling.guidance
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+EXPERT = ("expert", "expert_norm", "action_in_proj", "action_out_proj", "time_mlp_in", "time_mlp_out", "noise_head")
+"""Modules that are trained in full beside adapters of the trunk."""
+
+
+@dataclass(frozen=True)
+class Settings(AdapterKeys):
+    """Keyword arguments of :func:`build_policy`, checked. ``null`` means the folder's own."""
+
+    # folder of LeRobot or openpi on this machine, or package:NAME/FOLDER; null = random weights of the sizes below
+    model_path: str | None = None
+    layout: str | None = None  # smolvla, pi0 or pi05; null = the folder's
+    tokenizer_path: str | None = None  # tokenizer.json, where the folder has none; null = the folder's, else bytes
+    statistics_key: str | None = None  # data set whose statistics count; null = those without a name
+    # cameras of the env by name, in the order of the folder's places for pictures; null = all, in the env's order
+    cameras: Sequence[str] | None = None
+    seed: int = 0  # of random weights, adapters and heads
+    precision: str = "fp32"  # of the arithmetic and of frozen weights: fp32, bf16 or fp16; trained weights are float32
+    action_horizon: int | None = None  # H, actions that are denoised together
+    num_action_chunks: int = 4  # K, actions that are executed; at most H
+    num_steps: int = 4  # denoising steps while acting for training, N
+    eval_steps: int | None = None  # denoising steps of the ODE in an evaluation; null = num_steps
+    # where a chain is random: flow_sde (its noise keeps the ODE's distributions) or flow_noise (a standard deviation
+    # that is learned)
+    noise_method: str = "flow_sde"
+    noise_steps: str = "one"  # one random step a chunk, or all
+    noise_level: float = 0.5  # a of flow_sde
+    noise_range: Sequence[float] = (0.08, 0.16)  # least and largest standard deviation of flow_noise
+    # where a server's client brings the rest of the chunk before (real-time chunking): how its weight falls (linear,
+    # exp, ones, zeros), the largest weight of the guidance, and whether the derivative goes through the network as in
+    # the paper (arXiv 2506.07339); LeRobot leaves it out
+    rtc_schedule: str = "exp"
+    rtc_max_weight: float = 10.0
+    rtc_jacobian: bool = False
+    # how states and actions are normalised after demonstrations: mean_std, quantiles or min_max
+    normalization: str = "quantiles"
+    max_prompt_length: int | None = None  # tokens; a longer prompt is refused
+    # sizes of random weights
+    image_size: int = 64  # pixels of a side of the square picture
+    patch_size: int = 16
+    vision_hidden_size: int = 64
+    vision_intermediate_size: int = 128
+    vision_num_layers: int = 2
+    vision_heads: int | None = None  # of the tower; needed for folders whose tower is none that was released
+    hidden_size: int = 96  # of the trunk
+    intermediate_size: int = 192
+    expert_hidden_size: int = 96
+    expert_intermediate_size: int = 192
+    num_hidden_layers: int = 4  # of trunk and expert
+    num_attention_heads: int = 4
+    num_key_value_heads: int = 2
+    head_dim: int | None = None  # numbers of a head; needed for a SmolVLA folder whose VLM is none that was released
+    state_width: int = 32  # numbers that a state is padded to
+    action_width: int = 32  # numbers that an action is padded to
+    # what is trained
+    train_expert_only: bool = True  # the tower and the trunk keep their bits, and no gradient is computed in them
+    is_lora: bool = False  # adapters on the trunk
+    lora_rank: int = 32
+    lora_alpha: float | None = None  # null = min(rank, 16)
+    lora_dropout: float = 0.0
+    lora_target_modules: str | Sequence[str] | None = None  # endings of names; null = all of the trunk's layers
+    lora_modules_to_save: str | Sequence[str] | None = None
+    lora_init_weights: bool | str = True
+    lora_use_rslora: bool = False
+    lora_rank_pattern: Mapping[str, int] | None = None
+    lora_alpha_pattern: Mapping[str, float] | None = None
+    trainable_map: Mapping[str, bool] | None = None  # name prefix → train it or not
+    freeze_pattern: str | Sequence[str] | None = None  # regular expressions of names to freeze; has the last word
+    value_head: bool = False  # a value of the trunk's last hidden state, as algorithm.adv_type=gae needs it
+    value_type: str = "chunk_level"  # one value a chunk, or action_level: one an action
+    gradient_checkpointing: bool = False  # recompute each layer in the backward pass
+
+    @classmethod
+    def from_kwargs(cls, kwargs: Mapping[str, Any]) -> Settings:
+        """Makes settings and checks them. Raises UnknownKeyError or ConfigError, naming the key."""
+        known = [f.name for f in fields(cls)]
+        for key in kwargs:
+            if key not in known:
+                raise UnknownKeyError(
+                    f"unknown key 'actor.model.{key}'.{did_you_mean(key, known)}", f"known keys: {', '.join(known)}"
+                )
+        settings = cls(**kwargs)
+        settings.check()
+        return settings
+
+    def check(self) -> None:
+        """Refuses values that are wrong for every folder."""
+        for key, choices in CHOICES.items():
+            if (value := getattr(self, key)) not in choices:
+                raise unknown_name(key, str(value), [str(c) for c in choices if c], f"actor.model.{key}")
+        for key in COUNTS:
+            value = getattr(self, key)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise bad(key, value, "it counts something", "set it to a whole number of at least 1")
+        self._check_noise()
+        for pattern in as_tuple(self.freeze_pattern):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise bad("freeze_pattern", pattern, f"not a regular expression: {error}", "correct it") from error
+
+    def check_horizon(self, horizon: int) -> None:
+        """Refuses to execute more actions than are denoised."""
+        if self.num_action_chunks > horizon:
+            reason = f"a chunk has {horizon} actions (action_horizon)"
+            raise bad("num_action_chunks", self.num_action_chunks, reason, f"set it to {horizon} or less")
+
+    def _check_noise(self) -> None:
+        if not (math.isfinite(self.noise_level) and self.noise_level > 0):
+            reason = "a chain without noise has no log-probs, hence nothing to learn from"
+            raise bad("noise_level", self.noise_level, reason, "set it above 0, e.g. 0.5; an evaluation has no noise")
+        low, high = self.noise_range if len(self.noise_range) == 2 else (0.0, 0.0)
+        if not 0 < low < high:
+            reason = "the standard deviation lies between its two numbers, and 0 has no log-probs"
+            raise bad("noise_range", list(self.noise_range), reason, "set two numbers above 0, the smaller first")
+
+    @property
+    def quantization_bit(self) -> int | None:
+        """No weights of few bits."""
+        return None
+
+    @property
+    def values(self) -> int:
+        """Values of a decision."""
+        return self.num_action_chunks if self.value_type == "action_level" else 1
+
+    def random_sizes(self, vocab: int) -> Sizes:
+        """Sizes of a network with random weights.
+
+        Args:
+            vocab: ids of the tokenizer.
+        """
+        heads = self.num_attention_heads
+        tower = TowerSizes(
+            self.vision_hidden_size, self.vision_intermediate_size, self.vision_num_layers, self.vision_heads or 4,
+            self.patch_size, self.image_size // self.patch_size,
+        )  # fmt: skip
+        layout = self.layout or "pi0"
+        return Sizes(
+            layout, tower, StreamSizes(self.hidden_size, self.intermediate_size),
+            StreamSizes(self.expert_hidden_size, self.expert_intermediate_size), self.num_hidden_layers, heads,
+            self.num_key_value_heads, self.head_dim or self.hidden_size // heads, vocab,
+            self.action_horizon or self.num_action_chunks, self.image_size,
+            cross_every=2 if layout == "smolvla" else 0, norm_eps=1e-5 if layout == "smolvla" else 1e-6,
+            state_width=self.state_width, action_width=self.action_width, read_out=self.value_head,
+        )  # fmt: skip
+
+
+CHOICES: Mapping[str, Sequence[Any]] = {
+    "layout": (None, *LAYOUTS),
+    "precision": ("fp32", "bf16", "fp16"),
+    "noise_method": ("flow_sde", "flow_noise"),
+    "noise_steps": ("one", "all"),
+    "normalization": ("mean_std", "quantiles", "min_max"),
+    "value_type": ("chunk_level", "action_level", "token_level", "sequence_level"),
+    "value_head": (True, False),
+    "rtc_schedule": SCHEDULES,
+    "rtc_jacobian": (True, False),
+    "train_expert_only": (True, False),
+    "is_lora": (True, False),
+    "gradient_checkpointing": (True, False),
+}
+COUNTS = (
+    "action_horizon", "num_action_chunks", "num_steps", "eval_steps", "max_prompt_length", "image_size", "patch_size",
+    "vision_hidden_size", "vision_intermediate_size", "vision_num_layers", "vision_heads", "hidden_size",
+    "intermediate_size", "expert_hidden_size", "expert_intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "state_width", "action_width", "lora_rank",
+)  # fmt: skip
