@@ -37,6 +37,7 @@ SMALL = {
     "openvla_oft_quickstart": ROBOT,
     "openvla_oft_quickstart_libero": TWO,
     "openvla_oft_mid": ROBOT,
+    "flow_vla_tiny": ROBOT,
     "causal_lm_tiny": ("env=arithmetic",),
 }
 LARGE = {"openvla_oft": (*ROBOT, *RANDOM), "openvla": (*ROBOT, *RANDOM), "smollm2": ("env=arithmetic",)}

@@ -23,6 +23,9 @@ PARTS = {"env": ("env.train.", "env.eval."), "env.eval": ("env.eval.",), "model"
 """Group → beginnings of keys that say something of it."""
 WHAT = {"env": "env", "env.eval": "env of evaluations", "model": "policy"}
 
+BY_HAND = ("smolvla", "pi0", "pi05")
+"""Our policies for which no key of theirs is translated, although noise, steps and statistics decide what is trained."""
+
 Chosen = Mapping[str, str]
 """Group → the name of their file."""
 
@@ -67,7 +70,12 @@ def choose(migration: Migration, chosen: Chosen, names_problems: bool) -> None:
         said.pop("env.eval", None)
     named = {*said, *migration.open}
     for group, name in said.items():
-        if name in group_options(group.partition(".")[0]):
+        if group == "model" and name in BY_HAND:
+            migration.open.setdefault(
+                group,
+                f"their keys for {name} are not translated: give model={name}, and its keys by hand (docs/models.md)",
+            )
+        elif name in group_options(group.partition(".")[0]):
             migration.groups[group] = name
         else:
             migration.open.setdefault(group, f"there is no {WHAT[group]} {name} here{_near(group, name)}")

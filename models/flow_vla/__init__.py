@@ -15,7 +15,15 @@ from .settings import Settings
 if TYPE_CHECKING:
     from .policy import FlowVLAPolicy
 
-__all__ = ["Settings", "build_policy"]
+__all__ = ["Settings", "build_policy", "reads"]
+
+PIXELS = {"smolvla": 512, "pi0": 224, "pi05": 224}
+"""Pixels of a side of what released networks read."""
+
+
+def reads(layout: str, model_path: str | None = None, image_size: int = 64) -> str:
+    """Returns what a policy with such keys reads, for the page of models."""
+    return f"all cameras, {image_size if model_path is None else PIXELS[layout]} px, the state"
 
 
 def build_policy(**kwargs: Any) -> FlowVLAPolicy:

@@ -46,44 +46,46 @@ class Settings(AdapterKeys):
     noise_steps: str = "one"  # one random step a chunk, or all
     noise_level: float = 0.5  # a of flow_sde
     noise_range: Sequence[float] = (0.08, 0.16)  # least and largest standard deviation of flow_noise
-    # where a server's client brings the rest of the chunk before (real-time chunking): how its weight falls (linear,
-    # exp, ones, zeros), the largest weight of the guidance, and whether the derivative goes through the network as in
-    # the paper (arXiv 2506.07339); LeRobot leaves it out
+    # real-time chunking, where a server's client brings the rest of the chunk before: how its weight falls along the
+    # chunk: linear, exp, ones or zeros
     rtc_schedule: str = "exp"
-    rtc_max_weight: float = 10.0
+    rtc_max_weight: float = 10.0  # real-time chunking: largest weight of the guidance
+    # real-time chunking: the derivative goes through the network, as in the paper (arXiv 2506.07339); LeRobot leaves it
+    # out
     rtc_jacobian: bool = False
     # how states and actions are normalised after demonstrations: mean_std, quantiles or min_max
     normalization: str = "quantiles"
     max_prompt_length: int | None = None  # tokens; a longer prompt is refused
     # sizes of random weights
     image_size: int = 64  # pixels of a side of the square picture
-    patch_size: int = 16
-    vision_hidden_size: int = 64
-    vision_intermediate_size: int = 128
-    vision_num_layers: int = 2
+    patch_size: int = 16  # pixels of a side of a patch, which is one token
+    vision_hidden_size: int = 64  # width of the vision tower
+    vision_intermediate_size: int = 128  # width of its MLPs
+    vision_num_layers: int = 2  # its layers
     vision_heads: int | None = None  # of the tower; needed for folders whose tower is none that was released
     hidden_size: int = 96  # of the trunk
-    intermediate_size: int = 192
-    expert_hidden_size: int = 96
-    expert_intermediate_size: int = 192
+    intermediate_size: int = 192  # of the trunk's MLPs
+    expert_hidden_size: int = 96  # width of the expert, which denoises
+    expert_intermediate_size: int = 192  # of the expert's MLPs
     num_hidden_layers: int = 4  # of trunk and expert
-    num_attention_heads: int = 4
-    num_key_value_heads: int = 2
+    num_attention_heads: int = 4  # of trunk and expert
+    num_key_value_heads: int = 2  # of trunk and expert: keys and values that several heads share
     head_dim: int | None = None  # numbers of a head; needed for a SmolVLA folder whose VLM is none that was released
     state_width: int = 32  # numbers that a state is padded to
     action_width: int = 32  # numbers that an action is padded to
     # what is trained
     train_expert_only: bool = True  # the tower and the trunk keep their bits, and no gradient is computed in them
     is_lora: bool = False  # adapters on the trunk
-    lora_rank: int = 32
+    lora_rank: int = 32  # rank of the adapters
     lora_alpha: float | None = None  # null = min(rank, 16)
-    lora_dropout: float = 0.0
+    lora_dropout: float = 0.0  # share of the adapters' inputs that training drops
     lora_target_modules: str | Sequence[str] | None = None  # endings of names; null = all of the trunk's layers
+    # name endings of modules that are trained in full besides
     lora_modules_to_save: str | Sequence[str] | None = None
-    lora_init_weights: bool | str = True
-    lora_use_rslora: bool = False
-    lora_rank_pattern: Mapping[str, int] | None = None
-    lora_alpha_pattern: Mapping[str, float] | None = None
+    lora_init_weights: bool | str = True  # true (B = 0), gaussian, or false (random, for tests)
+    lora_use_rslora: bool = False  # scale by the root of the rank
+    lora_rank_pattern: Mapping[str, int] | None = None  # other ranks by name pattern
+    lora_alpha_pattern: Mapping[str, float] | None = None  # other scales by name pattern
     trainable_map: Mapping[str, bool] | None = None  # name prefix → train it or not
     freeze_pattern: str | Sequence[str] | None = None  # regular expressions of names to freeze; has the last word
     value_head: bool = False  # a value of the trunk's last hidden state, as algorithm.adv_type=gae needs it

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from embodied.errors import CheckpointError
 from embodied.lib.files import folder_of, inside, read_json, reading
 from embodied.types import ContinuousAction, EnvSpec
 
@@ -44,7 +46,10 @@ def _of_env(env: EnvSpec) -> dict[str, Any]:
 
 def _of_checkpoint(model_path: str) -> dict[str, Any]:
     """The sizes that ``policy.json`` says, else those of the released checkpoints."""
-    folder = folder_of(model_path)
+    try:
+        folder = folder_of(model_path)
+    except CheckpointError:  # said when its weights are read; a migrated file may name a folder of another machine
+        folder = Path(model_path)
     file = folder / "policy.json"
     found = read_json(inside(folder, file.name)) if file.is_file() else {}
     with reading(file, "its sizes are no numbers by name"):

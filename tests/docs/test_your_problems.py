@@ -27,7 +27,10 @@ def test_the_page_s_experiments_compose(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     make, show, learn, judge, export, smollm = commands(PAGE)
     run(make, tmp_path)
-    assert [len(Path(f"{name}.jsonl").read_text().splitlines()) for name in ("train", "test")] == [900, 100]
+    assert [len(Path(f"{name}.jsonl").read_text(encoding="utf-8").splitlines()) for name in ("train", "test")] == [
+        900,
+        100,
+    ]
     for command, entry in ((show, "sft"), (learn, "train"), (judge, "eval")):
         words = command.split("--config-dir my ")[1].split()
         config = compose(words, entry, ["my"]).config

@@ -175,7 +175,7 @@ def conditions(**changes: Any) -> Conditions:
                 "episodes_per_task": 9,
                 "sampling": {"do_sample": False, "max_new_tokens": 8, "greedy_noise": True},
             },
-            "from all 4 initial states",
+            "from all 4 problems",
         ),
     ],
 )

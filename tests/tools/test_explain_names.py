@@ -46,7 +46,7 @@ def test_a_short_name_finds_the_keys_that_end_so(name, found, capsys):
 def test_a_key_of_a_model_names_the_page_of_models(capsys):
     assert explain.main(["lora_rank"]) == 0
     out = capsys.readouterr().out
-    assert out.count("; docs/models.md") == out.count("actor.model.lora_rank (") == 2
+    assert out.count("; docs/models.md") == out.count("actor.model.lora_rank (") == 3
 
 
 TRL = {

@@ -33,9 +33,9 @@ def opened(path: Path, name: str, **keys: Any) -> FlowVLAPolicy:
 
 
 def edit(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    values = json.loads(file.read_text())
+    values = json.loads(file.read_text(encoding="utf-8"))
     change(values)
-    file.write_text(json.dumps(values))
+    file.write_text(json.dumps(values), encoding="utf-8")
 
 
 def tokenizer(path: Path) -> Path:
