@@ -24,7 +24,7 @@ PARTS = {"env": ("env.train.", "env.eval."), "env.eval": ("env.eval.",), "model"
 WHAT = {"env": "env", "env.eval": "env of evaluations", "model": "policy"}
 
 BY_HAND = ("smolvla", "pi0", "pi05")
-"""Our policies for which no key of theirs is translated, although noise, steps and statistics decide what is trained."""
+"""Our policies for which no key of theirs is translated; noise, steps and statistics decide what is trained."""
 
 Chosen = Mapping[str, str]
 """Group → the name of their file."""
