@@ -23,6 +23,8 @@ from embodied.protocols.env import SaysHowLong as SaysHowLong
 from embodied.protocols.env import SaysMemory as SaysMemory
 from embodied.protocols.env import SaysWhatItReads as SaysWhatItReads
 from embodied.protocols.env import SaysWhatKeysMean as SaysWhatKeysMean
+from embodied.protocols.model_for_env import ChoosesModel as ChoosesModel
+from embodied.protocols.model_for_env import FitsEnv as FitsEnv
 from embodied.protocols.others import Cell as Cell
 from embodied.protocols.others import Reward as Reward
 from embodied.protocols.others import RewardModel as RewardModel
@@ -30,13 +32,11 @@ from embodied.protocols.others import ScoresInPasses as ScoresInPasses
 from embodied.protocols.others import TakesTables as TakesTables
 from embodied.protocols.others import TakesVideos as TakesVideos
 from embodied.protocols.others import Tracker as Tracker
-from embodied.protocols.policy import ChoosesModel as ChoosesModel
 from embodied.protocols.policy import Clonable as Clonable
 from embodied.protocols.policy import CountsFlops as CountsFlops
 from embodied.protocols.policy import CountsTokens as CountsTokens
 from embodied.protocols.policy import Decodes as Decodes
 from embodied.protocols.policy import Decoding as Decoding
-from embodied.protocols.policy import FitsEnv as FitsEnv
 from embodied.protocols.policy import HasDemonstrationLoss as HasDemonstrationLoss
 from embodied.protocols.policy import HasExtraState as HasExtraState
 from embodied.protocols.policy import NamesSampler as NamesSampler

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -72,30 +72,6 @@ class Policy(Protocol):
 
     def describe(self) -> Mapping[str, str]:
         """A few facts for the console and the checkpoint: parameters, trained share, precision …"""
-        ...
-
-
-@runtime_checkable
-class ChoosesModel(Protocol):
-    """Interface of a class under ``actor.model._target_`` that builds no policy. It is made with the keys beside it."""
-
-    def model_for(self, env: EnvSpec) -> str:
-        """Returns the file of the group ``model`` that is taken for an env. Raises
-        :class:`embodied.errors.ConfigError` if there is none."""
-        ...
-
-
-class FitsEnv(Protocol):
-    """Interface of a function ``for_env`` that a model may have beside its ``_target_``. Imports no torch."""
-
-    def __call__(self, env: EnvSpec, given: Collection[str], **own: Any) -> tuple[Mapping[str, Any], Sequence[str]]:
-        """Returns the values of keys under ``actor.model`` that follow from the env, and a phrase for each part of its
-        observations that the policy does not read.
-
-        Args:
-            given: names of the keys that the user has set.
-            own: those of these keys that the function names, with their values. Values that are set are not returned.
-        """
         ...
 
 

@@ -16,7 +16,7 @@ from weakref import WeakSet, ref
 
 from .memory import explained, function
 from .rendering import Pictures
-from .simulator import Suspended, TaskSimulator
+from .simulator import WAIT_ACTION, Suspended, TaskSimulator
 
 Key = tuple[str, Pictures, object]  # BDDL file, what is drawn, whose it is alone (None: everybody's)
 
@@ -79,7 +79,7 @@ class Simulators:
             return
         with explained(Path(bddl_file).stem):
             simulator = TaskSimulator(bddl_file, pictures, keep_assets)
-        simulator.warm_up()
+        simulator.step(WAIT_ACTION)  # what a process's first step loads and compiles, its forks then share
         if draw:
             os.environ.setdefault(
                 "MESA_SHADER_CACHE_DISABLE", "true"

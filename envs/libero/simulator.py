@@ -114,12 +114,6 @@ class TaskSimulator:
             self._settled[start] = self.get_state()
         self.set_state(self._settled[start])
 
-    def warm_up(self) -> None:
-        """Makes a control step and goes back. What a process's first step loads and compiles, its forks then share."""
-        self.set_state(self._after_reset)
-        self.step(WAIT_ACTION)
-        self.set_state(self._after_reset)
-
     def _place(self, init_state: np.ndarray) -> None:
         """Does what the original's ``set_init_state`` does, without its rendering."""
         self._domain.sim.set_state_from_flattened(init_state)
