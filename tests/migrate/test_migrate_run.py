@@ -115,7 +115,8 @@ def test_the_result_passes_a_dry_run(name, theirs, capsys):
 
 
 def test_every_file_is_tried_and_says_where_it_is_from():
-    files = {file.name: file.read_text(encoding="utf-8") for file in HERE.iterdir() if file.suffix in tool.SUFFIXES}
+    theirs = [file for file in HERE.iterdir() if file.suffix in tool.SUFFIXES and file.suffix != ".py"]  # of tests here
+    files = {file.name: file.read_text(encoding="utf-8") for file in theirs}
     assert set(files) == {*SMALL, *PAGES, *NOT_RUN}
     assert [name for name, text in files.items() if not text.startswith("# ")] == []
 
