@@ -100,6 +100,7 @@ def test_the_commands_of_the_pages_run(verb, words, made, tmp_path, monkeypatch,
         if folder.parent == Path("runs") and not folder.exists():
             write_run(folder, iterations=12, evaluations=(0, 10))
     shutil.copy(ROOT / "tests" / "migrate" / "rlinf_math.yaml", "their_grpo.yaml")
+    shutil.copy(ROOT / "tests" / "migrate" / "recipes" / "trl" / "dr_grpo.py", "train_grpo.py")
     assert cli.main([verb, *words]) == 0
     assert capsys.readouterr().out.strip()
     if verb == "report":
@@ -107,4 +108,5 @@ def test_the_commands_of_the_pages_run(verb, words, made, tmp_path, monkeypatch,
     if verb == "export":
         assert Path("DIR", "embodied.json").is_file()
     if verb == "migrate":
-        assert Path("mine/experiment/their_grpo.yaml").is_file()
+        (theirs,) = (word for word in words if "_grpo." in word)
+        assert Path("mine/experiment", theirs).with_suffix(".yaml").is_file()

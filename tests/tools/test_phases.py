@@ -66,7 +66,7 @@ CASES = [
 ]
 STAND_INS = {
     "embodied.run.build.demonstrations.read_episodes": lambda config, spec, kwargs: Demonstrated((), ()),
-    "embodied.report.read": lambda name: SimpleNamespace(evaluation_alone=True),
+    "embodied.report.read": lambda *given: SimpleNamespace(evaluation_alone=True),
     "embodied.learn.checkpoint.metadata.read_meta": lambda folder: SimpleNamespace(iteration=1, steps=0),
     "embodied.learn.origin.restore": lambda folder, device: (Exportable(), None),
     "embodied.tools.export.examples_of": lambda *given: (None, []),
