@@ -137,9 +137,7 @@ def test_every_model_of_the_configuration_may_be_named_by_a_folder():
     texts = [file.read_text(encoding="utf-8") for file in folder.glob("*.yaml")]
     targets = {target for text in texts for target in re.findall(r"^_target_: (.+)$", text, re.M)}
     assert "embodied.models.mlp.MLPPolicy" in targets
-    for target in sorted(
-        targets - {"embodied.models.auto.ByEnv"}
-    ):  # it chooses one of them
+    for target in sorted(targets - {"embodied.models.auto.ByEnv"}):  # it chooses one of them
         check_trusted(target, {}, Path("folder"))
 
 
