@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from embodied.errors import UnknownKeyError, did_you_mean, unknown_name
+from embodied.errors import unknown_name
 
 from ..shared.bits import check_quantization
-from ..shared.keys import AdapterKeys, bad
+from ..shared.keys import AdapterKeys, bad, check_known
 
 # Of a tokenizer that is built here: digits, lower-case letters, and what sums and sentences need.
 CHARACTERS = " \n0123456789+-*/=()<>.,:;?!'abcdefghijklmnopqrstuvwxyz"
@@ -89,12 +89,7 @@ class Settings(AdapterKeys):
     @classmethod
     def from_kwargs(cls, kwargs: Mapping[str, Any]) -> Settings:
         """Makes settings and checks them. Raises UnknownKeyError or ConfigError, naming the key."""
-        known = [f.name for f in fields(cls)]
-        for key in kwargs:
-            if key not in known:
-                raise UnknownKeyError(
-                    f"unknown key 'actor.model.{key}'.{did_you_mean(key, known)}", f"known keys: {', '.join(known)}"
-                )
+        check_known(kwargs, [f.name for f in fields(cls)])
         settings = cls(**kwargs)
         settings.check()
         return settings

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from embodied.errors import UnknownKeyError, did_you_mean, unknown_name
+from embodied.errors import unknown_name
 
-from ..shared.keys import AdapterKeys, as_tuple, bad
+from ..shared.keys import AdapterKeys, as_tuple, bad, check_known
 from .network.sizes import LAYOUTS, Sizes, StreamSizes, TowerSizes
 
 TRUNK = re.compile(r"^model\.(vision|projector|embed_tokens|trunk_norm|layers\.\d+\.trunk)\.")
@@ -95,12 +95,7 @@ class Settings(AdapterKeys):
     @classmethod
     def from_kwargs(cls, kwargs: Mapping[str, Any]) -> Settings:
         """Makes settings and checks them. Raises UnknownKeyError or ConfigError, naming the key."""
-        known = [f.name for f in fields(cls)]
-        for key in kwargs:
-            if key not in known:
-                raise UnknownKeyError(
-                    f"unknown key 'actor.model.{key}'.{did_you_mean(key, known)}", f"known keys: {', '.join(known)}"
-                )
+        check_known(kwargs, [f.name for f in fields(cls)])
         settings = cls(**kwargs)
         settings.check()
         return settings

@@ -11,7 +11,7 @@ from typing import Any
 from embodied.errors import ConfigError, UnknownKeyError, did_you_mean, unknown_name
 
 from ..shared.bits import check_quantization
-from ..shared.keys import AdapterKeys, as_tuple, bad
+from ..shared.keys import AdapterKeys, as_tuple, bad, check_known
 from .files.shapes import TowerHints
 from .network.config import DEAD_TARGETS, GRIPPERS, PRESETS, RELEASED_TARGETS, NetConfig, check_sizes, resize_towers
 
@@ -108,12 +108,7 @@ class Settings(AdapterKeys):
     @classmethod
     def from_kwargs(cls, kwargs: Mapping[str, Any]) -> Settings:
         """Makes settings and checks them. Raises UnknownKeyError or ConfigError, naming the key."""
-        known = [f.name for f in fields(cls)]
-        for key in kwargs:
-            if key not in known:
-                raise UnknownKeyError(
-                    f"unknown key 'actor.model.{key}'.{did_you_mean(key, known)}", f"known keys: {', '.join(known)}"
-                )
+        check_known(kwargs, [f.name for f in fields(cls)])
         told = {key: value for key, value in kwargs.items() if value is not None or key not in OF_ENV}
         settings = cls(**_with_overrides(told))
         settings = replace(settings, policy_setup=SETUP_ALIASES.get(settings.policy_setup, settings.policy_setup))

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from embodied.errors import ConfigError
+from embodied.errors import ConfigError, UnknownKeyError, did_you_mean
 
 
 def bad(key: str, value: Any, reason: str, fix: str) -> ConfigError:
     """Makes the error for a wrong value of a key under ``actor.model``."""
     return ConfigError(f"actor.model.{key} = {value!r}: {reason}", f"actor.model.{key}: {fix}")
+
+
+def check_known(keys: Iterable[str], known: Sequence[str]) -> None:
+    """Refuses keys under ``actor.model`` that a network does not have. Raises UnknownKeyError."""
+    for key in keys:
+        if key not in known:
+            raise UnknownKeyError(
+                f"unknown key 'actor.model.{key}'.{did_you_mean(key, known)}", f"known keys: {', '.join(known)}"
+            )
 
 
 class AdapterKeys:
