@@ -321,6 +321,30 @@ def test_the_disk_is_looked_at_at_once_and_then_now_and_then(terminal, monkeypat
     assert "checkpoints/000002" in terminal.getvalue()
 
 
+def test_a_panel_that_grows_while_a_line_is_printed_leaves_nothing_behind(terminal, monkeypatch, tmp_path):
+    """Rich has counted the panel's lines by then; the drawing thread is given half a second to draw more of them."""
+    monkeypatch.setattr(screens, "DRAW_S", 0.001)
+    monkeypatch.setattr(screens, "SHARE", 1.0)
+    console = make_console(terminal)
+    panels, make = [], Panel.__init__
+    monkeypatch.setattr(Panel, "__init__", lambda panel, *given: (panels.append(panel), make(panel, *given))[0])
+
+    class Slow:
+        def __rich_console__(self, *given):
+            panels[0].set_files({name: tmp_path / name for name in ("checkpoint", "video", "answers")})
+            time.sleep(0.5)
+            yield "a line\n"
+
+    with console.panel("my run", dict):
+        console.iteration(ROW)
+        time.sleep(0.2)
+        console._rich.print(Slow())
+    shown = Screen()
+    shown.take(terminal.getvalue())
+    assert "a line" in shown.text
+    assert "╭─ my run" not in shown.text
+
+
 def test_a_long_name_loses_its_beginning(tmp_path):
     panel = Panel("run")
     panel.set_files({"checkpoint": Path("a" * 40, "checkpoints/000003")})

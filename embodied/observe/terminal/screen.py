@@ -14,11 +14,11 @@ import select
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from time import monotonic, thread_time
 from types import TracebackType
-from typing import TextIO, cast
+from typing import Any, TextIO, cast
 
 from rich.console import Console as RichConsole
 from rich.console import Group
@@ -39,6 +39,14 @@ Look = Callable[[], Mapping[str, Path]]
 
 class Terminal(RichConsole):
     """A rich console that never leaves the terminal's cursor hidden."""
+
+    turn: AbstractContextManager[object] = nullcontext()
+    """Held while something is printed above a panel or the panel is drawn. Rich counts the lines to erase before it
+    writes; a panel that another thread draws higher in between would leave its first lines behind."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        with self.turn:
+            super().print(*objects, **options)
 
     def show_cursor(self, show: bool = True) -> bool:
         return False
@@ -127,7 +135,7 @@ class Screen:
         look: finds the newest files.
     """
 
-    def __init__(self, terminal: RichConsole, panel: Panel, bars: Progress, look: Look) -> None:
+    def __init__(self, terminal: Terminal, panel: Panel, bars: Progress, look: Look) -> None:
         self._terminal, self._panel, self._look = terminal, panel, look
         self._live = Live(console=terminal, auto_refresh=False, transient=True,
                           get_renderable=lambda: Group(panel, bars.get_renderable()))  # fmt: skip
@@ -141,6 +149,7 @@ class Screen:
         self._stream = self._terminal.file
         self._outlet = Outlet(cast(TextIO, self._stream))
         self._terminal.file = cast(TextIO, self._outlet)
+        self._terminal.turn = threading.RLock()  # a signal's handler may print while its thread prints
         try:
             self._live.start()
             self._thread.start()
@@ -156,9 +165,10 @@ class Screen:
         try:
             if self._thread.ident is not None:
                 self._thread.join(END_S)
-            with suppress(Exception):  # a display ends no run
+            with suppress(Exception), self._terminal.turn:  # a display ends no run
                 self._live.stop()
         finally:
+            self._terminal.turn = nullcontext()
             self._outlet.finish(END_S)
             self._terminal.file = self._stream
 
@@ -171,8 +181,9 @@ class Screen:
                     looked = monotonic()
                     self._panel.set_files(self._look())
                 if not self._outlet.busy:
-                    self._panel.outdated()
-                    self._live.refresh()
+                    with self._terminal.turn:
+                        self._panel.outdated()
+                        self._live.refresh()
             except Exception as failed:  # noqa: BLE001 (a display ends no run)
                 self._panel.failed = self._panel.failed or failed
             self._say_failure()
