@@ -35,8 +35,8 @@ from embodied.models.openvla_oft.build import build
 from torch import Tensor
 
 from embodied.learn.batch import Batch
+from embodied.learn.step.meters.update_metrics import UpdateMetrics
 from embodied.learn.step.passes import RankRecords
-from embodied.learn.step.update_metrics import UpdateMetrics
 from embodied.learn.trainer import Trainer
 from embodied.protocols import Policy
 from embodied.runtime.slab import runtime_fields

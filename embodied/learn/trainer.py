@@ -27,10 +27,10 @@ from embodied.learn.score.drift import with_drift
 from embodied.learn.score.score import Scorer
 from embodied.learn.step.engine import Outcome, StepEngine, Stepping, under, value_grad_norm
 from embodied.learn.step.freeze import drop_gradients_beside_value_head, value_head_only
+from embodied.learn.step.meters.update_metrics import UpdateMetrics, add_stats, on_cpu
 from embodied.learn.step.objective import Objective
 from embodied.learn.step.passes import ForwardPasses, RankRecords, check_counts_tokens
 from embodied.learn.step.reference import Reference
-from embodied.learn.step.update_metrics import UpdateMetrics, add_stats, on_cpu
 from embodied.learn.terms.term import Need, OptimizerBatch, Setup, Share
 from embodied.learn.watch import Passed, Watch, unwatched
 from embodied.parallel.sharding import Parallel

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from embodied.evaluation.before_after import gain
-from embodied.learn.step.mfu import peak_flops
+from embodied.learn.step.meters.mfu import peak_flops
 from embodied.learn.trainer import Trainer
 from embodied.observe.terminal.console import Console
 from embodied.run import summary

@@ -15,7 +15,7 @@ from embodied.algorithms.kl import full, k2
 from embodied.algorithms.layout import Layout
 from embodied.algorithms.rewards import Rewards
 from embodied.learn.score.score import gather_numbers, make_batch
-from embodied.learn.step.update_metrics import UpdateMetrics
+from embodied.learn.step.meters.update_metrics import UpdateMetrics
 from embodied.learn.trainer import Trainer
 from embodied.learn.watch import unwatched
 from embodied.runtime.plan import train_plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from rig import CPU
 
-from embodied.learn.step.mfu import measure, number_format, peak_flops
+from embodied.learn.step.meters.mfu import measure, number_format, peak_flops
 from embodied.testing import FakePolicy
 
 

@@ -14,8 +14,8 @@ from embodied.algorithms.kl import Coefficient
 from embodied.algorithms.layout import Counts
 from embodied.errors import ConfigError, SpecMismatchError
 from embodied.learn.score.score import gather_numbers
+from embodied.learn.step.meters.update_metrics import UpdateMetrics
 from embodied.learn.step.objective import ADDED, COMPUTED, Objective
-from embodied.learn.step.update_metrics import UpdateMetrics
 from embodied.learn.terms.entropy import EntropyTerm
 from embodied.learn.terms.kl import KlTerm
 from embodied.learn.terms.policy import PolicyTerm

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from embodied.learn.step.engine import OptimizerStep, Outcome
-from embodied.learn.step.update_metrics import UpdateMetrics
+from embodied.learn.step.meters.update_metrics import UpdateMetrics
 from embodied.learn.terms.term import Share
 
 MADE = Outcome.MADE

@@ -50,8 +50,8 @@ NAMED = {
     (FROM_HOST, "embodied/learn/terms/term.py OptimizerBatch.part.of"): "weights, masks and advantages",
     (FROM_HOST, "embodied/algorithms/layout.py Counts.to"): "the executed steps",
     (WAITS, "embodied/learn/trainer.py Trainer._micro_batch"): "the loss, after backward",
-    (WAITS, "embodied/learn/step/update_metrics.py UpdateMetrics.add"): "what the terms measured, after backward",
-    (TO_HOST, "embodied/learn/step/update_metrics.py UpdateMetrics._add_to_mean"): "the same",
+    (WAITS, "embodied/learn/step/meters/update_metrics.py UpdateMetrics.add"): "what terms measured, after backward",
+    (TO_HOST, "embodied/learn/step/meters/update_metrics.py UpdateMetrics._add_to_mean"): "the same",
     # once a pass without gradients
     (TO_HOST, "embodied/learn/score/score.py Scorer._with_proximal"): "log-probs of the proximal policy",
     (TO_HOST, "embodied/learn/score/drift.py with_drift"): "sums of log-ratios",
@@ -62,7 +62,7 @@ NAMED = {
     # once an iteration
     (
         TO_HOST,
-        "embodied/learn/step/update_metrics.py on_cpu",
+        "embodied/learn/step/meters/update_metrics.py on_cpu",
     ): "once a step: ratios, if early_stop_imp_ratio asks for them",
     (TO_HOST, "embodied/algorithms/metrics.py PolicyStats.metrics"): "the ratios' sums",
     (WAITS, "embodied/algorithms/metrics.py PolicyStats.metrics"): "the ratios' sums",

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from embodied import instructions
 from embodied.learn.batch import RECORDED, Batch
+from embodied.learn.step.meters.update_metrics import UpdateMetrics
 from embodied.learn.step.passes import RankRecords
-from embodied.learn.step.update_metrics import UpdateMetrics
 from embodied.parallel.group import Group
 from embodied.protocols import CountsTokens
 

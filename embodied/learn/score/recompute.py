@@ -18,8 +18,8 @@ from torch import Tensor
 from embodied.algorithms.layout import Counts
 from embodied.algorithms.metrics import logprob_gap, sum_and_count
 from embodied.learn.batch import RECORDED, counts_of
+from embodied.learn.step.meters.update_metrics import UpdateMetrics
 from embodied.learn.step.passes import ForwardPasses, RankRecords, until_stopped
-from embodied.learn.step.update_metrics import UpdateMetrics
 from embodied.learn.terms.term import Setup, Share
 from embodied.learn.watch import Watch
 from embodied.parallel.modes import without_dropout

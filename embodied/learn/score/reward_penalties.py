@@ -15,8 +15,8 @@ from embodied.algorithms import penalties
 from embodied.algorithms.rewards import Rewards
 from embodied.errors import ConfigError
 from embodied.learn.batch import counts_of
+from embodied.learn.step.meters.update_metrics import UpdateMetrics
 from embodied.learn.step.passes import ForwardPasses, RankRecords, until_stopped
-from embodied.learn.step.update_metrics import UpdateMetrics
 from embodied.learn.terms.kl import ReferenceKl
 from embodied.learn.terms.term import Need, Setup
 from embodied.learn.watch import Watch

@@ -26,9 +26,9 @@ from embodied.errors import ConfigError
 from embodied.learn.batch import Batch
 from embodied.learn.score.recompute import Recomputer
 from embodied.learn.score.reward_penalties import RewardPenalties
+from embodied.learn.step.meters.update_metrics import UpdateMetrics
 from embodied.learn.step.objective import Objective
 from embodied.learn.step.passes import ForwardPasses, RankRecords, until_stopped
-from embodied.learn.step.update_metrics import UpdateMetrics
 from embodied.learn.terms.term import Need, Setup
 from embodied.learn.watch import Watch, unwatched
 from embodied.parallel.group import Group

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from embodied.migrate.shell.scan import tokens
 from embodied.migrate.shell.state import Array, State
-from embodied.migrate.shell.sums import UnknowableError
-from embodied.migrate.shell.text import EMPTY, Text, known, unknown
+from embodied.migrate.shell.texts.scan import tokens
+from embodied.migrate.shell.texts.sums import UnknowableError
+from embodied.migrate.shell.texts.text import EMPTY, Text, known, unknown
 from embodied.migrate.shell.words import text, words
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\[[^\]]*\])?(\+?)=(.*)", re.DOTALL)
@@ -68,7 +68,7 @@ def _array(inner: str, keyed: bool, state: State) -> Array:
 
 def _without_comments(inner: str) -> str:
     """Lines of an array without what stands behind a ``#`` that begins a word."""
-    from embodied.migrate.shell.scan import skip
+    from embodied.migrate.shell.texts.scan import skip
 
     found, at = "", 0
     while at < len(inner):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from embodied.migrate.shell.patterns import matches
 from embodied.migrate.shell.state import State
-from embodied.migrate.shell.sums import UnknowableError
-from embodied.migrate.shell.text import Text
+from embodied.migrate.shell.texts.patterns import matches
+from embodied.migrate.shell.texts.sums import UnknowableError
+from embodied.migrate.shell.texts.text import Text
 from embodied.migrate.shell.words import pattern, text
 
 NUMBERS: Mapping[str, Callable[[int, int], bool]] = {

@@ -17,7 +17,7 @@ from embodied.migrate.shell.merging import TooManyWaysError
 from embodied.migrate.shell.run import ways
 from embodied.migrate.shell.state import Command, State
 from embodied.migrate.shell.syntax import prepared
-from embodied.migrate.shell.text import Text, known
+from embodied.migrate.shell.texts.text import Text, known
 from embodied.schema.others.translation import Unresolved
 
 KEY = re.compile(r"(\+\+|\+|~|)([A-Za-z_][\w@/:-]*(?:\.[\w.@/:-]*)?)(=)", re.DOTALL)

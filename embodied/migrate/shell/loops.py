@@ -9,7 +9,7 @@ from embodied.migrate.shell.merging import different, out_of_loop
 from embodied.migrate.shell.nodes import names_assigned, parts_of_for, rest_of
 from embodied.migrate.shell.state import State
 from embodied.migrate.shell.syntax import Node, raw
-from embodied.migrate.shell.text import unknown
+from embodied.migrate.shell.texts.text import unknown
 from embodied.migrate.shell.words import words
 
 MOST_ROUNDS = 1000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from embodied.migrate.shell.state import State
-from embodied.migrate.shell.text import unknown
+from embodied.migrate.shell.texts.text import unknown
 
 MOST_STATES = 64
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from embodied.migrate.shell.patterns import matches
 from embodied.migrate.shell.state import State
 from embodied.migrate.shell.syntax import Node, raw
-from embodied.migrate.shell.text import Text
+from embodied.migrate.shell.texts.patterns import matches
+from embodied.migrate.shell.texts.text import Text
 from embodied.migrate.shell.words import pattern
 
 SETS = re.compile(

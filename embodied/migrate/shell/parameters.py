@@ -6,11 +6,11 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from embodied.migrate.shell import patterns
-from embodied.migrate.shell.scan import skip
 from embodied.migrate.shell.state import Array, State
-from embodied.migrate.shell.sums import UnknowableError
-from embodied.migrate.shell.text import EMPTY, Piece, Text, Words, as_text, joined, known, unknown
+from embodied.migrate.shell.texts import patterns
+from embodied.migrate.shell.texts.scan import skip
+from embodied.migrate.shell.texts.sums import UnknowableError
+from embodied.migrate.shell.texts.text import EMPTY, Piece, Text, Words, as_text, joined, known, unknown
 
 HEAD = re.compile(r"([A-Za-z_]\w*|\d+|[@*#?$!_-])")
 DEFAULTS = re.compile(r"(:?)([-=+?])(.*)", re.DOTALL)

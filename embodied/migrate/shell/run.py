@@ -17,11 +17,11 @@ from embodied.migrate.shell.nodes import (
     rest_of,
     script_in,
 )  # fmt: skip
-from embodied.migrate.shell.scan import simple, tokens
 from embodied.migrate.shell.state import Command, State, first_state
-from embodied.migrate.shell.sums import UnknowableError
 from embodied.migrate.shell.syntax import KEY, Node, broken, raw, tree
-from embodied.migrate.shell.text import Text, joined, known, unknown
+from embodied.migrate.shell.texts.scan import simple, tokens
+from embodied.migrate.shell.texts.sums import UnknowableError
+from embodied.migrate.shell.texts.text import Text, joined, known, unknown
 from embodied.migrate.shell.words import text, words
 
 DEEPEST = 20

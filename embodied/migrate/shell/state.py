@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from embodied.migrate.shell.sums import Arithmetic, UnknowableError
-from embodied.migrate.shell.text import BLANKS, EMPTY, Text, Words, known
+from embodied.migrate.shell.texts.sums import Arithmetic, UnknowableError
+from embodied.migrate.shell.texts.text import BLANKS, EMPTY, Text, Words, known
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from embodied.errors import ConfigError
-from embodied.migrate.shell.scan import UnclosedError, tokens
+from embodied.migrate.shell.texts.scan import UnclosedError, tokens
 
 Node = Any
 """A node of tree-sitter."""

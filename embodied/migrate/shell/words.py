@@ -6,12 +6,12 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from embodied.migrate.shell import patterns
 from embodied.migrate.shell.parameters import WordExpander, parameter
-from embodied.migrate.shell.scan import UnclosedError, braces, skip
 from embodied.migrate.shell.state import State
-from embodied.migrate.shell.sums import UnknowableError
-from embodied.migrate.shell.text import EMPTY, Piece, Text, as_text, as_words, known, unknown
+from embodied.migrate.shell.texts import patterns
+from embodied.migrate.shell.texts.scan import UnclosedError, braces, skip
+from embodied.migrate.shell.texts.sums import UnknowableError
+from embodied.migrate.shell.texts.text import EMPTY, Piece, Text, as_text, as_words, known, unknown
 
 NAMED = re.compile(r"\$([A-Za-z_]\w*|[0-9@*#?$!_-])")
 ANSI = re.compile(r"\\(x[0-9a-fA-F]{1,2}|u[0-9a-fA-F]{1,4}|U[0-9a-fA-F]{1,8}|[0-7]{1,3}|c.|.)", re.DOTALL)

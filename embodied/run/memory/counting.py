@@ -24,7 +24,7 @@ from torch import Tensor
 from embodied import instructions, schema
 from embodied.errors import DeviceMemoryError, EmbodiedError
 from embodied.learn.checkpoint.loading import load
-from embodied.learn.step.live_bytes import LiveBytes, TooLargeError, highest, reset_highest, resident
+from embodied.learn.step.meters.live_bytes import LiveBytes, TooLargeError, highest, reset_highest, resident
 from embodied.parallel.group import Group
 from embodied.protocols import Decodes, Policy, SplitsTexts
 from embodied.run.build import policy as building

@@ -10,7 +10,7 @@ import torch
 
 from embodied import schema
 from embodied.errors import DeviceMemoryError
-from embodied.learn.step.live_bytes import resident
+from embodied.learn.step.meters.live_bytes import resident
 from embodied.observe.terminal.console import Console
 from embodied.parallel.group import Group
 from embodied.protocols import Policy

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from embodied.learn.step.live_bytes import LiveBytes
+from embodied.learn.step.meters.live_bytes import LiveBytes
 from embodied.parallel.group import Group
 from embodied.run.build.demonstrations import Demonstrated
 from embodied.run.memory.say import plan

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from embodied.learn.step.mfu import measure, number_format
+from embodied.learn.step.meters.mfu import measure, number_format
 from embodied.protocols import CountsFlops
 from embodied.selftest import learning
 from embodied.selftest.large import LARGE, built, lacks_room

@@ -24,7 +24,7 @@ from embodied import sft, train
 from embodied.errors import ConfigError, Stopped
 from embodied.learn.checkpoint import loading
 from embodied.learn.ranks.teams import of_team
-from embodied.learn.step.live_bytes import LiveBytes
+from embodied.learn.step.meters.live_bytes import LiveBytes
 from embodied.learn.step.passes import until_stopped
 from embodied.parallel.group import Group
 from embodied.parallel.sharding import Replicas

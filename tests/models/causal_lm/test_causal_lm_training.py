@@ -8,7 +8,7 @@ from causal_lm_texts import ARCHITECTURES, N, answered, make, reference, sequenc
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from embodied.learn.step.live_bytes import LiveBytes
+from embodied.learn.step.meters.live_bytes import LiveBytes
 from embodied.types import Sampling
 
 

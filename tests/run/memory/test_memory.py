@@ -14,7 +14,7 @@ import torch
 
 from embodied import train
 from embodied.errors import ConfigError
-from embodied.learn.step.live_bytes import LiveBytes, TooLargeError
+from embodied.learn.step.meters.live_bytes import LiveBytes, TooLargeError
 from embodied.parallel.group import Group
 from embodied.run.build import engine_process
 from embodied.run.build import policy as build

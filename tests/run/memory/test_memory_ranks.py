@@ -37,7 +37,7 @@ import json, sys
 from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 from torch.distributed.tensor import DTensor
 from embodied import train
-from embodied.learn.step.live_bytes import LiveBytes
+from embodied.learn.step.meters.live_bytes import LiveBytes
 
 class Live(LiveBytes):
     def _add(self, tensor):  # a DTensor says that it is as large as the whole

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 
-from embodied.migrate.shell.text import Piece, Text, as_text, known
+from embodied.migrate.shell.texts.text import Piece, Text, as_text, known
 
 SPECIAL = re.compile(r"([*?\[\]\\])")
 CLASSES = {
