@@ -6,13 +6,13 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+import warm
 
 from embodied.data import reading
 from embodied.data.demonstrations import Demonstration, FieldSelection, check_fit
@@ -230,21 +230,15 @@ def test_a_signal_while_the_statistics_are_written_waits_for_them(monkeypatch):
 
 def test_sigterm_leaves_whole_episodes_and_no_worker():
     slow = ("env.train.step_s=0.01", "episodes=500", "env.num_workers=2")
-    command = [sys.executable, "-m", "embodied.tools.demos", *arguments(*slow)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
-    ) as process:
-        try:
-            deadline = time.monotonic() + 60
-            while not Path("demos/fake/meta/episodes/chunk-000/file-001.parquet").exists():
-                assert process.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="utf-8").split()
-            process.send_signal(signal.SIGTERM)
-            out, error = process.communicate(timeout=60)
-        finally:
-            process.kill()
+    with warm.Program(["-m", "embodied.tools.demos", *arguments(*slow)]) as process:
+        deadline = time.monotonic() + 60
+        while not Path("demos/fake/meta/episodes/chunk-000/file-001.parquet").exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="utf-8").split()
+        process.send_signal(signal.SIGTERM)
+        out, error = process.communicate(timeout=60)
     assert process.returncode == 143
     assert re.fullmatch(r"SIGTERM: stopping within 20 s, .*\n", error)
     assert f"{len(recorded())} of 500 demonstrations" in out

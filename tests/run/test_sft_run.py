@@ -7,12 +7,11 @@ import json
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+import warm
 
 from embodied import sft, train
 from embodied.learn.checkpoint.metadata import read_meta
@@ -246,21 +245,15 @@ def test_updates_that_are_never_finite_end_the_run(capsys):
 
 def test_sigterm_leaves_a_checkpoint_from_which_the_same_command_goes_on():
     options = ("runner.max_epochs=100000", f"{LR}decay_style=constant")
-    command = [sys.executable, "-m", "embodied.sft", *arguments(*options)]
     metrics = Path("runs/run/metrics.jsonl")
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
-    ) as process:
-        try:
-            deadline = time.monotonic() + 60
-            while not (metrics.exists() and len(metrics.read_text(encoding="utf-8").splitlines()) >= 2):
-                assert process.poll() is None
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
-            process.send_signal(signal.SIGTERM)
-            out, error = process.communicate(timeout=60)
-        finally:
-            process.kill()
+    with warm.Program(["-m", "embodied.sft", *arguments(*options)]) as process:
+        deadline = time.monotonic() + 60
+        while not (metrics.exists() and len(metrics.read_text(encoding="utf-8").splitlines()) >= 2):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        out, error = process.communicate(timeout=60)
     assert process.returncode == 143
     assert re.fullmatch(r"SIGTERM: stopping within 20 s, .*\n", error)
     done = int(re.search(r"(\d+) iterations done", out).group(1))

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import warm
 from logged import rows_of
 
 from embodied import sft, train
@@ -97,15 +98,13 @@ def test_answers_are_learnt_in_a_run_that_comes_first():
 def test_a_stop_ends_the_run_that_comes_first_too():
     first = [*SFT, "data=answers.jsonl", "runner.max_epochs=1000", "runner.val_check_interval=-1"]
     more = f"runner.first=[{','.join(json.dumps(one) for one in first)}]"
-    command = [sys.executable, "-m", "embodied.train", *TRAIN, more, "runner.experiment_name=run", *FOLDERS]
-    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, encoding="utf-8")
     log = Path("runs/run/first/metrics.jsonl")
-    until = time.monotonic() + 60
-    while time.monotonic() < until and not (log.is_file() and log.read_text(encoding="utf-8")):
-        time.sleep(0.1)
-    run.send_signal(signal.SIGTERM)
-    run.communicate(timeout=60)
-    assert run.returncode == 128 + signal.SIGTERM
+    with warm.Program(["-m", "embodied.train", *TRAIN, more, "runner.experiment_name=run", *FOLDERS]) as run:
+        until = time.monotonic() + 60
+        while time.monotonic() < until and not (log.is_file() and log.read_text(encoding="utf-8")):
+            time.sleep(0.1)
+        run.send_signal(signal.SIGTERM)
+        assert run.wait(60) == 128 + signal.SIGTERM
     with Path("runs/run/first/.lock").open(encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody works there any more
     assert list(Path("runs/run/first/checkpoints").glob("*/meta.json"))

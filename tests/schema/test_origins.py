@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import warm
 
 from embodied.errors import ConfigError
 from embodied.run import sft_first
@@ -56,10 +55,7 @@ def mine(tmp_path) -> Path:
 
 def process(module: str, *words: str, cwd: Path) -> str:
     path = os.pathsep.join(filter(None, [str(TESTS.parent), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, "-m", module, *words], cwd=cwd, capture_output=True, text=True, encoding="utf-8",
-        timeout=300, env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
+    done = warm.python(["-m", module, *words], cwd, {"PYTHONPATH": path})
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import warm
 from ranks import free_port
 
 from embodied.parallel.group import Group
@@ -83,20 +82,16 @@ def checked_of(tmp_path: Path, *more: str, size: int = 2) -> Checked:
 def started(folder: Path, code: tuple[str, ...], *more: str) -> list[list[str]]:
     """What each of two processes printed."""
     world = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    usual = {**os.environ, **world, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{HERE / 'helpers'}:{HERE.parent}"}
-    command = [sys.executable, *code, *RUN, *more, "--config-dir", CONFIG]
-    ranks = [
-        subprocess.Popen(command, cwd=folder, env={**usual, "RANK": rank, "LOCAL_RANK": rank}, text=True,
-                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8")
-        for rank in ("0", "1")
-    ]  # fmt: skip
-    try:
-        said = [rank.communicate(timeout=300)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], said
-    return [text.splitlines() for text in said]
+    usual = {**world, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{HERE / 'helpers'}:{HERE.parent}"}
+    command = [*code, *RUN, *more, "--config-dir", CONFIG]
+    with ExitStack() as running:
+        ranks = [
+            running.enter_context(warm.Program(command, folder, {**usual, "RANK": rank, "LOCAL_RANK": rank}))
+            for rank in ("0", "1")
+        ]
+        said = [rank.communicate(timeout=300) for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [0, 0], said
+    return [f"{error}{out}".splitlines() for out, error in said]
 
 
 @pytest.mark.slow
