@@ -51,13 +51,17 @@ class Clock(Protocol):
     @property
     def horizon(self) -> int | None: ...
 
+    @property
+    def continues(self) -> bool: ...
+
     def tick(self) -> None:
         """Wait for the next control step."""
 
     def standing(self) -> AbstractContextManager[None]:
         """Time stands still while the simulator draws: a robot's camera has its picture ready."""
 
-    def infer_async(self, observation: Mapping[str, Any], *, delay_steps: int | None = None) -> Any: ...
+    def infer_async(self, observation: Mapping[str, Any], **options: Any) -> Any:
+        """Options as of :meth:`embodied.client.Client.infer_async`."""
 
 
 class RealTime:
@@ -68,6 +72,10 @@ class RealTime:
         self._line = ThreadPoolExecutor(1)
         self._next = time.monotonic()
         self.horizon = client.horizon
+
+    @property
+    def continues(self) -> bool:
+        return self._client.continues
 
     def tick(self) -> None:
         """After a step that is late by more than a period, the next comes a whole period later."""
@@ -81,10 +89,10 @@ class RealTime:
         yield
         self._next += time.monotonic() - began
 
-    def infer_async(self, observation: Mapping[str, Any], *, delay_steps: int | None = None) -> Future[Answer]:
+    def infer_async(self, observation: Mapping[str, Any], **options: Any) -> Future[Answer]:
         def there_and_back() -> Answer:
             time.sleep(self._latency_s / 2)
-            answer = self._client.answer(observation, delay_steps=delay_steps)
+            answer = self._client.answer(observation, **options)
             time.sleep(self._latency_s / 2)
             return answer
 
@@ -99,14 +107,18 @@ class StepTime:
         self._now = 0
         self.horizon = client.horizon
 
+    @property
+    def continues(self) -> bool:
+        return self._client.continues
+
     def tick(self) -> None:
         self._now += 1
 
     def standing(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def infer_async(self, observation: Mapping[str, Any], *, delay_steps: int | None = None) -> StepTimeAnswer:
-        answer = self._client.answer(observation, delay_steps=delay_steps)
+    def infer_async(self, observation: Mapping[str, Any], **options: Any) -> StepTimeAnswer:
+        answer = self._client.answer(observation, **options)
         due = self._now + self._delay
         return StepTimeAnswer(answer, lambda: self._now >= due)
 

@@ -72,6 +72,7 @@ class ChunkQueue:
         late_limit: so many answers in a row with a delay that breaks d ≤ s ≤ H − d raise
             :class:`~embodied.errors.DelayError`; fewer are lived through, with ``hold`` or by waiting.
         guard: each action passes it; it also stops when there is no answer.
+        delay: d that the server is told until it was measured, control steps.
 
     Raises:
         ConfigError: ``execute`` does not fit the policy's chunks.
@@ -80,7 +81,7 @@ class ChunkQueue:
     def __init__(
         self, client: Asks, execute: int, mode: Mode = "ahead", *, blend: int | None = None,
         gripper: Sequence[int] = (-1,), hold: np.ndarray | None = None, late_limit: int = 3,
-        guard: Guard | None = None,
+        guard: Guard | None = None, delay: int = 0,
     ) -> None:  # fmt: skip
         self._client, self._hold, self._late_limit, self._guard = client, hold, late_limit, guard
         self._rule = Rule(execute, mode, blend, tuple(gripper))
@@ -88,7 +89,7 @@ class ChunkQueue:
             self._rule.longest_delay(client.horizon)
         self._pending: Pending | None = None
         self._went_on = False  # the server was told what is left of the chunk before
-        self.delay = 0  # d as measured last, control steps
+        self.delay = delay  # d as measured last, control steps
         self.waited = 0  # control steps that have waited for an answer
         self.held = 0  # control steps that have executed ``hold``
         self.reset()
@@ -159,10 +160,12 @@ class ChunkQueue:
         if self._pending is None or not (wait or self._pending.done()):
             return
         pending, self._pending = self._pending, None
-        actions = pending.result().actions
-        self.delay = self._plan.answered(actions, blends=not self._went_on)
+        actions, moves = pending.result().actions, self._plan.has_begun
+        delay = self._plan.answered(actions, blends=not self._went_on)
+        if moves:  # a robot that waits for its first action makes no control step meanwhile
+            self.delay = delay
         try:
-            self._rule.check_delay(self.delay, len(actions))
+            self._rule.check_delay(delay, len(actions))
             self._late = 0
         except DelayError:
             self._late += 1

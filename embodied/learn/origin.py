@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,18 +65,23 @@ class Restored(NamedTuple):
     env: EnvSpec
 
 
-def restore(path: Path, device: torch.device | str = "cpu") -> Restored:
+def restore(
+    path: Path, device: torch.device | str = "cpu", keys: Mapping[str, Any] | None = None
+) -> Restored:  # fmt: skip
     """Build the policy of a checkpoint, with the weights that its own evaluations had, bound to its env's spec.
 
     Files that its keyword arguments name (``model_path``) must be where they were. The global random generators are
     left as they are.
+
+    Args:
+        keys: keyword arguments in place of the run's.
 
     Raises:
         CheckpointError: no checkpoint there, damaged, or written before checkpoints said where they come from.
         ConfigError: what builds the policy cannot be imported.
     """
     origin = origin_of(path, read_meta(path))
-    policy = _build(path, origin)
+    policy = _build(path, replace(origin, kwargs={**origin.kwargs, **(keys or {})}))
     freeze(policy, origin.freeze_patterns)
     policy.to(device)  # type: ignore[attr-defined]
     policy.bind(origin.env)

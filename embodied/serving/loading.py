@@ -11,17 +11,24 @@ folder                                                   is
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+import yaml
 
+from embodied.errors import ConfigError, unknown_name
 from embodied.learn.checkpoint import exported
 from embodied.learn.checkpoint.metadata import read_meta
 from embodied.learn.origin import origin_of, restore
+from embodied.lib.targets import arguments_of
 from embodied.lib.weights_folder import find
 from embodied.protocols import Policy
 from embodied.types import EnvSpec
+
+MODEL = "actor.model."
 
 
 class Loaded(NamedTuple):
@@ -32,22 +39,59 @@ class Loaded(NamedTuple):
     source: str
 
 
-def load(folder: Path, device: torch.device | str = "cpu", trust: bool = False) -> Loaded:
+def load(
+    folder: Path, device: torch.device | str = "cpu", trust: bool = False, keys: Mapping[str, Any] | None = None
+) -> Loaded:  # fmt: skip
     """Loads the policy of a checkpoint or of an exported folder, for serving.
 
     Args:
         trust: the folder may name whatever it likes to build its policy, and hold machine code.
+        keys: arguments of what builds the policy, in place of the folder's own.
 
     Raises:
         CheckpointError: nothing that can be served is there, or it is damaged.
         ConfigError: what builds the policy cannot be imported, or is none of ours.
+        UnknownNameError: it takes no argument of such a name.
     """
-    found = find(str(folder))
+    found, keys = find(str(folder)), keys or {}
     folder = found.folder
     if found.is_export:
         facts = exported.read_export(folder)
+        if keys:
+            target = str(facts.model.get("_target_", ""))
+            if not trust:  # before anything that it names is imported
+                exported.check_trusted(target, facts.model, folder)
+            check_keys(keys, target, folder)
+            facts = replace(facts, model={**facts.model, **keys})
         return Loaded(*exported.build(facts, folder, device, trust=trust), f"{facts.format} export {folder}")
+    origin = origin_of(folder, read_meta(folder))
     if not trust:
-        origin = origin_of(folder, read_meta(folder))
         exported.check_trusted(origin.target, origin.kwargs, folder)
-    return Loaded(*restore(folder, device), f"checkpoint {folder}")
+    if keys:
+        check_keys(keys, origin.target, folder)
+    return Loaded(*restore(folder, device, keys), f"checkpoint {folder}")
+
+
+def parse_keys(words: Sequence[str]) -> dict[str, Any]:
+    """Parses arguments of the policy: ``["actor.model.rtc_jacobian=true"]`` → a mapping of names and values.
+
+    Raises:
+        ConfigError: a word is none of ``actor.model.KEY=VALUE``.
+    """
+    found = {}
+    for word in words:
+        key, sign, value = word.partition("=")
+        name = key.removeprefix(MODEL)
+        if not (sign and key.startswith(MODEL) and name.isidentifier()):
+            raise ConfigError(f"{word}: expected {MODEL}KEY=VALUE", f"e.g. {MODEL}num_action_chunks=16")
+        found[name] = yaml.safe_load(value)
+    return found
+
+
+def check_keys(keys: Mapping[str, Any], target: str, folder: Path) -> None:
+    """Raises UnknownNameError for a key that ``target`` takes no argument for."""
+    arguments = arguments_of(target, f"{folder}: _target_")
+    for name in keys:
+        if name not in arguments:
+            known = [f"{MODEL}{one}" for one in arguments.named]
+            raise unknown_name("key", f"{MODEL}{name}", known, "the word")

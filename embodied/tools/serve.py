@@ -38,7 +38,7 @@ OFFERED = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0 after a signal, or 2 after an explained error."""
-    given = arguments().parse_args(argv)
+    given = arguments().parse_intermixed_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     try:
         return run(given)
@@ -55,6 +55,9 @@ def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m embodied.tools.serve", description="Serve a policy to robots.")
     parser.add_argument(
         "folder", type=Path, help="of a checkpoint (runs/NAME/checkpoints/000100), a run (its newest), an export"
+    )
+    parser.add_argument(
+        "keys", nargs="*", metavar="actor.model.KEY=VALUE", help="of the policy, in place of what the folder says"
     )
     where = parser.add_argument_group("where")
     where.add_argument(
@@ -117,7 +120,7 @@ def run(options: argparse.Namespace) -> int:
         import torch
 
         from embodied.learn.step.device import device_named
-        from embodied.serving.loading import load
+        from embodied.serving.loading import load, parse_keys
 
     # As embodied.run.build.policy.reproducible_arithmetic, whose module imports what starts simulators.
     os.environ.setdefault("MKL_CBWR", "AUTO")
@@ -125,7 +128,7 @@ def run(options: argparse.Namespace) -> int:
         torch.set_num_threads(options.threads)
     device = str(device_named(options.device, "--device"))
     with console.progress(f"loading {options.folder}", brief=True):
-        loaded = load(options.folder, device, options.trust)
+        loaded = load(options.folder, device, options.trust, parse_keys(options.keys))
     print(f"{loaded.source}, on {device}", flush=True)
     return asyncio.run(serve(options, loaded, device, token, certificate, console))
 

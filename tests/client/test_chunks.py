@@ -100,6 +100,15 @@ def test_whatever_delays_fit_no_step_waits_and_each_gets_its_action(data, mode):
     assert [asked for asked, _ in server.questions] == list(range(0, 30, steps))
 
 
+def test_the_delay_that_was_measured_outlives_an_episode_whose_first_answer_is_waited_for():
+    server = Server(horizon=8, delays=[0, 2])
+    queue = ChunkQueue(server, 4, "ahead", delay=1)
+    execute(server, queue, 7)
+    queue.reset()
+    execute(server, queue, 5)
+    assert [told for _, told in server.questions] == [1, 1, 2, 2]
+
+
 def test_realtime_goes_from_the_old_chunk_to_the_new_one_and_leaves_the_gripper():
     server = Server(horizon=8, delays=[0, 2, 2])
     queue = ChunkQueue(server, 4, "realtime", gripper=())

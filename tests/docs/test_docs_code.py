@@ -10,7 +10,7 @@ import argparse
 import ast
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -169,13 +169,15 @@ class Parsed(Exception):
 def test_the_arguments_of_other_commands_parse(
     verb: str, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    parse = argparse.ArgumentParser.parse_args
+    def alone(parse: Callable[..., object]) -> Callable[..., None]:
+        def parse_alone(*given: object) -> None:
+            parse(*given)
+            raise Parsed
 
-    def parse_alone(*given: object) -> None:
-        parse(*given)
-        raise Parsed
+        return parse_alone
 
-    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_alone)
+    for name in ("parse_args", "parse_intermixed_args"):
+        monkeypatch.setattr(argparse.ArgumentParser, name, alone(getattr(argparse.ArgumentParser, name)))
     try:
         with pytest.raises(Parsed):
             cli.main([verb, *arguments])

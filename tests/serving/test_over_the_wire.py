@@ -22,7 +22,7 @@ from embodied import eval as evaluation
 from embodied import train
 from embodied.learn.origin import restore
 from embodied.lib.targets import load_target
-from embodied.testing import FakeEnv
+from embodied.testing import FakeEnv, FlowPolicy
 from embodied.types import Sampling, Start
 
 HERE = Path(__file__).parents[1]
@@ -187,6 +187,18 @@ def test_with_latency_chunks_that_are_asked_for_ahead_reach_the_goal_sooner(seek
     for one in (ahead, realtime):
         assert one[0] == without[0]
         assert one[1] <= without[1] + 1
+
+
+@pytest.mark.parametrize("clock", ["steps", "real"])
+def test_the_rest_of_a_chunk_reaches_a_server_that_goes_on_from_it(clock, tmp_path, monkeypatch):
+    policy, asked = FlowPolicy(one_step=True), []
+    policy.bind(FakeEnv().spec)
+    act_after = policy.act_after
+    monkeypatch.setattr(policy, "act_after", lambda *given: asked.append(given[4].tolist()) or act_after(*given))
+    options = ["--clock", clock, "--mode", "realtime", "--execute", "2", "--max-steps", "6"]
+    with serving(policy) as server:
+        assert example().main([f"ws://{server.address}", *options, "--env", "embodied.testing.FakeEnv"]) == 0
+    assert asked == [[2], [2]] * 2, "of each of two tasks, but its first chunk"
 
 
 @pytest.mark.parametrize(("hertz", "latency_s", "steps"), [(50.0, 0.14, 7), (50.0, 0.141, 8), (20.0, 0.1, 2)])

@@ -25,10 +25,10 @@ from websockets.sync.client import connect
 
 from embodied import config, train
 from embodied.client import wire
-from embodied.errors import CheckpointError, ConfigError
+from embodied.errors import CheckpointError, ConfigError, UnknownNameError
 from embodied.learn.checkpoint.exported import ExportFile, check_trusted, with_files
 from embodied.lib.spec_json import to_json
-from embodied.serving.loading import load
+from embodied.serving.loading import load, parse_keys
 from embodied.testing import FakePolicy
 from embodied.tools import export as tools_export
 from embodied.tools import serve
@@ -110,6 +110,19 @@ def test_an_export_is_loaded(tmp_path: Path):
     assert (policy.head.weight == expected.head.weight).all()
 
 
+def test_keys_of_the_policy_take_the_place_of_the_folder_s(tmp_path: Path, checkpoint: Path):
+    keys = parse_keys(["actor.model.num_action_chunks=6", "actor.model.seed=5"])
+    policy = load(exported := export(tmp_path / "export"), keys=keys).policy
+    assert policy.spec.decision["actions"].shape[0] == policy.spec.num_action_chunks == 6
+    with pytest.raises(CheckpointError, match="of another model"):  # built so, and its weights are those of 4 actions
+        load(checkpoint, keys=keys)
+    for folder in (exported, checkpoint):
+        with pytest.raises(UnknownNameError, match=r"Did you mean 'actor\.model\.seed'"):
+            load(folder, keys={"sed": 5})
+    with pytest.raises(ConfigError, match="no model of this library"):
+        load(export(tmp_path / "other", "no_such_module.Policy"), keys=keys)
+
+
 def as_checkpoint(folder: Path, checkpoint: Path, **policy: object) -> None:
     """Lays a checkpoint over an export, with other facts of its policy."""
     shutil.copytree(checkpoint, folder, dirs_exist_ok=True)
@@ -177,6 +190,7 @@ def test_a_folder_of_something_else_is_said(tmp_path: Path, checkpoint: Path):
         (["--device", "cuda:77"], "--device is cuda:77"),
         ([], "neither a checkpoint"),
         (["--map", "state"], "neither a checkpoint"),
+        (["--port", "0", "model.seed=1"], "model.seed=1: expected actor.model.KEY=VALUE"),
     ],
 )
 def test_wrong_arguments_end_with_status_2(tmp_path, capsys, arguments, said):
