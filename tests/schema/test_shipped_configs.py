@@ -20,6 +20,7 @@ TRIED = (
     "math_calculator_sft",
     "quickstart_grpo",
     "quickstart_flow_grpo",
+    "quickstart_flow_ppo",
     "quickstart_ppo",
     "laptop",
 )
