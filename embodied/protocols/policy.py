@@ -216,6 +216,17 @@ class HasExtraState(Protocol):
 
 
 @runtime_checkable
+class HasValueParts(Protocol):
+    """Interface of a policy of which values need more than the value head: layers that actions are not read from. A
+    checkpoint that was made without values lacks them."""
+
+    def value_parts(self) -> Sequence[str]:
+        """Returns beginnings of the names of parameters that values alone are read from, also while there is no value
+        head."""
+        ...
+
+
+@runtime_checkable
 class CountsFlops(Protocol):
     """Interface of a policy that counts its floating-point operations. With it training logs them, and records that
     cost about as much share a micro-batch."""

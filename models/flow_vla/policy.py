@@ -282,6 +282,12 @@ class FlowVLAPolicy(nn.Module):
             "image_preset": sizes.layout, "center_crop": False,
         }  # fmt: skip
 
+    def value_parts(self) -> Sequence[str]:
+        """Names what a value head makes of the trunk's last layer. See :class:`embodied.protocols.HasValueParts`."""
+        last = f"model.layers.{self.model.sizes.layers - 1}.trunk."
+        parts = ("self_attn.q_proj.", "self_attn.o_proj.", "post_attention_layernorm.", "mlp.")
+        return ("model.trunk_norm.", *(last + part for part in parts))
+
     def shard_modules(self) -> Sequence[nn.Module]:
         """Returns the layers of trunk and expert, and those of the tower."""
         return [*self.model.layers, *self.model.vision.encoder.layers]

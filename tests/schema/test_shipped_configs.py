@@ -20,6 +20,7 @@ TRIED = (
     "math_calculator_sft",
     "quickstart_grpo",
     "quickstart_flow_grpo",
+    "quickstart_flow_ppo",
     "quickstart_ppo",
     "laptop",
 )
@@ -98,6 +99,17 @@ def test_the_quickstart_trains_with_the_moved_camera_what_it_cloned_with_the_oth
         for side in ("train", "eval"):
             assert trained["env"][side]["init_params"]["camera_views"] == after
             assert trained["env"][side]["state"] == cloned["env"][side]["state"]
+
+
+def test_a_flow_policy_trains_with_a_moved_camera_what_it_cloned_with_the_other():
+    cloned = compose(["experiment=quickstart_flow_sft"], "sft").resolved
+    views = cloned["env"]["train"]["init_params"]["camera_views"]["base_camera"]
+    for name, values in (("grpo", False), ("ppo", True)):
+        trained = compose([f"experiment=quickstart_flow_{name}"]).resolved
+        assert trained["actor"]["model"] == {**cloned["actor"]["model"], "value_head": values}
+        for side in ("train", "eval"):
+            moved = {place: [value[0], 0.035, value[2]] for place, value in views.items() if place != "fov"}
+            assert trained["env"][side]["init_params"]["camera_views"]["base_camera"] == {**views, **moved}
 
 
 def test_the_calculator_is_called_in_the_way_that_was_cloned():

@@ -11,7 +11,7 @@ from embodied.errors import CheckpointError, DamagedCheckpointError
 from embodied.learn.checkpoint.state import trainable
 from embodied.lib import weights_folder
 from embodied.lib.files import check_checksums, check_folder, check_seal, checkpoint_near, inside, read_json
-from embodied.protocols import Policy
+from embodied.protocols import HasValueParts, Policy
 
 FORMAT = 2
 SHOWN = 5  # names that an error lists
@@ -145,7 +145,8 @@ def _check_same_model(path: Path, meta: Meta, policy: Policy, any_head: bool) ->
     ours, theirs = shapes(policy), meta.parameters
     lacking, surplus = set(ours) - set(theirs), set(theirs) - set(ours)
     if any_head and only_one_has_a_head(meta, ours):
-        lacking, surplus = ({n for n in names if not n.startswith(VALUE_HEAD)} for names in (lacking, surplus))
+        apart = (VALUE_HEAD, *(policy.value_parts() if isinstance(policy, HasValueParts) else ()))
+        lacking, surplus = ({n for n in names if not n.startswith(apart)} for names in (lacking, surplus))
     missing, extra = sorted(lacking), sorted(surplus)
     other = sorted(n for n in set(ours) & set(theirs) if ours[n] != theirs[n])
     if not (missing or extra or other):
