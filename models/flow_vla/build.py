@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import nn
+
+from embodied.errors import CheckpointError
 
 from ..shared.files import FORMATS, read_safetensors
 from ..shared.keys import as_tuple, bad
@@ -17,15 +20,15 @@ from .files.load import load
 from .files.statistics import read_scales
 from .fit import IDENTITY
 from .inputs.texts import ByteTokenizer, FileTokenizer, Tokenizer
-from .network.heads import NoiseHead, ValueHead
+from .network.heads import NoiseHead, NoisePolicyHead, ValueHead, feature_width
 from .network.model import FlowVLA
 from .network.sizes import Sizes
+from .noise_policy import NoisePolicy
 from .parts import Parts, Situation
 from .policy import FlowVLAPolicy
 from .sampling.steps import plain_steps, sde_steps
 from .settings import EXPERT, STATE, TARGETS, TRUNK, Settings
 
-VALUE_HEAD_FILE, NOISE_HEAD_FILE = "value_head.safetensors", "noise_head.safetensors"
 BYTE_PROMPT = 160  # bytes of a prompt at most, with random weights
 
 
@@ -35,14 +38,15 @@ def build(settings: Settings) -> FlowVLAPolicy:
     tokenizer = _tokenizer(settings, folder)
     model = _random(settings, tokenizer) if folder is None else _read(settings, folder)
     settings.check_horizon(model.sizes.horizon)
-    value_head, noise_head = _heads(settings, model.sizes, None if folder is None else folder.path)
-    _prepare(model, value_head, noise_head, settings)
-    learned = noise_head is not None
-    steps = plain_steps(settings.num_steps) if learned else sde_steps(settings.num_steps, settings.noise_level)
+    heads = _heads(settings, model.sizes, None if folder is None else folder.path)
+    _prepare(model, heads, settings)
+    level = settings.noise_level if settings.noise_method == "flow_sde" else None
+    steps = plain_steps(settings.num_steps) if level is None else sde_steps(settings.num_steps, level)
     most = settings.max_prompt_length or (BYTE_PROMPT if folder is None else folder.prompt_tokens)
     source, places = (None, None) if folder is None else (folder.path, folder.cameras)
     now = _situation(settings, folder)
-    return FlowVLAPolicy(Parts(model, value_head, noise_head, tokenizer, settings, steps, most, source, places, now))
+    kind = NoisePolicy if settings.steers else FlowVLAPolicy
+    return kind(Parts(model, *heads, tokenizer, settings, steps, most, source, places, now))
 
 
 def _situation(settings: Settings, folder: Folder | None) -> Situation:
@@ -83,37 +87,67 @@ def _read(settings: Settings, folder: Folder) -> FlowVLA:
     if settings.action_horizon not in (None, folder.horizon):
         reason = f"{folder.path} was trained with chunks of {folder.horizon}"
         raise bad("action_horizon", settings.action_horizon, reason, "remove the key")
-    return load(folder, folder.sizes(settings.vision_heads, settings.head_dim, settings.value_head)).model
+    return load(folder, folder.sizes(settings.vision_heads, settings.head_dim, settings.reads_out)).model
 
 
-def _heads(settings: Settings, sizes: Sizes, folder: Path | None) -> tuple[ValueHead | None, NoiseHead | None]:
+class Heads(NamedTuple):
+    """Small heads beside the network, those that the settings ask for."""
+
+    value_head: ValueHead | None
+    noise_head: NoiseHead | None
+    noise_policy: NoisePolicyHead | None
+
+    def there(self) -> dict[str, nn.Module]:
+        """Returns those that there are, by name."""
+        return {name: head for name, head in self._asdict().items() if head is not None}
+
+
+def _heads(settings: Settings, sizes: Sizes, folder: Path | None) -> Heads:
+    feature, method = feature_width(sizes, settings.num_action_chunks), settings.noise_method
+    value = noise = steering = None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed + 1)
-        value = ValueHead(sizes.trunk.width, settings.values) if settings.value_head else None
-        noise = None
-        if settings.noise_method == "flow_noise":
+        if settings.value_head:
+            value = ValueHead(feature if settings.steers else sizes.trunk.width, settings.values)
+        if method == "flow_noise":
             noise = NoiseHead(sizes.expert.width, sizes.action_width, *settings.noise_range)
-    for head, name in ((value, VALUE_HEAD_FILE), (noise, NOISE_HEAD_FILE)):
-        if head is not None and folder is not None and (folder / name).is_file():
-            head.load_state_dict(dict(read_safetensors(folder / name)))
-    return value, noise
+        if settings.steers:
+            steering = NoisePolicyHead(feature, settings.num_action_chunks, sizes.action_width)
+    heads = Heads(value, noise, steering)
+    for name, head in heads.there().items():
+        if folder is not None and (file := folder / f"{name}.safetensors").is_file():
+            _fill(head, file)
+    return heads
 
 
-def _prepare(
-    model: FlowVLA, value_head: ValueHead | None, noise_head: NoiseHead | None, settings: Settings
-) -> None:  # fmt: skip
+def _fill(head: nn.Module, file: Path) -> None:
+    """Fills a head from a file. Raises CheckpointError if it is of other sizes."""
+    state = dict(read_safetensors(file))
+    shapes, wanted = ({n: tuple(t.shape) for n, t in found.items()} for found in (state, head.state_dict()))
+    if shapes != wanted:
+        raise CheckpointError(
+            f"{file} is of other sizes: {sorted(shapes.items())}, expected {sorted(wanted.items())}",
+            "set actor.model.num_action_chunks, value_type and noise_method as they were when it was saved, or remove "
+            "the file to begin with a new head",
+        )
+    head.load_state_dict(state)
+
+
+def _prepare(model: FlowVLA, heads: Heads, settings: Settings) -> None:
     """Adds adapters; chooses what is trained, number formats and recomputation."""
     if settings.is_lora:
         names = as_tuple(settings.lora_target_modules) or TARGETS
         layers = [name for name, part in model.named_modules() if isinstance(part, nn.Linear) and ".trunk." in name]
         targets = [name for name in layers if name.rsplit(".", 1)[-1] in names] or list(names)
         inject(model, lora_config(settings, targets), settings.seed, cast_input=settings.precision == "fp32")
-    heads = {"value_head": value_head, "noise_head": noise_head}
-    weights = nn.ModuleDict({"model": model, **{name: head for name, head in heads.items() if head is not None}})
+    weights = nn.ModuleDict({"model": model, **heads.there()})
     state_first = model.sizes.state_place == "prefix"
+    if settings.steers:
+        model.requires_grad_(False)
     choose_trained(
-        weights, settings, ("value_head", *EXPERT, *(() if state_first else ("state_proj",))), prefix="model."
-    )
+        nn.ModuleDict(heads.there()) if settings.steers else weights, settings,
+        ("value_head", *EXPERT, *(() if state_first else ("state_proj",))), prefix="model.",
+    )  # fmt: skip
     for name, parameter in weights.named_parameters():
         in_front = TRUNK.match(name) or (state_first and STATE.match(name))
         if settings.train_expert_only and in_front and ".lora_" not in name:

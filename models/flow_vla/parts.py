@@ -18,9 +18,9 @@ from ..shared.precision import number_format
 from .inputs.normalization import Scale, padded
 from .inputs.pictures import prepare
 from .inputs.texts import Tokenizer, as_texts, check_length, padded_ids, state_prompt
-from .network.heads import NoiseHead, ValueHead
+from .network.heads import NoiseHead, NoisePolicyHead, ValueHead
 from .network.model import Context, FlowVLA, Inputs
-from .sampling.chains import Field
+from .sampling.chains import Field, Velocity
 from .sampling.steps import Step
 from .settings import Settings
 
@@ -44,6 +44,7 @@ class Parts:
     model: FlowVLA
     value_head: ValueHead | None
     noise_head: NoiseHead | None
+    noise_policy: NoisePolicyHead | None
     tokenizer: Tokenizer | None  # None: the folder has none
     settings: Settings
     steps: tuple[Step, ...]  # of a chain while acting for training
@@ -87,6 +88,11 @@ class Parts:
                 return velocity, None if self.noise_head is None else self.noise_head(tokens)
 
         return compute
+
+    def velocity(self, context: Context) -> Velocity:
+        """Makes the function that the ODE integrates."""
+        field = self.field(context)
+        return lambda x, time: field(x, time)[0]
 
     def value(self, context: Context) -> Tensor | None:
         """Estimates values float32 [B, V], with a value head."""

@@ -7,7 +7,8 @@ values.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,15 @@ from ..shared.trained import not_training, training_modules
 from .fit import camera_order, check_fit, statistics_scales
 from .inputs.normalization import padded
 from .inputs.texts import as_bytes, check_length, padded_ids, plain_prompt, state_prompt
+from .network.model import Context
 from .parts import Parts
-from .sampling.chains import Chain, sample_all, sample_one, solve
+from .sampling.chains import Chain, Velocity, sample_all, sample_one, solve
 from .sampling.guidance import guided, prefix_weights
 from .sampling.steps import entropy, log_prob, mean_of, rows_of
 from .sampling.times import beta_times
+
+Integrate = Callable[[Velocity, Tensor], Tensor]
+"""A velocity and the noise that a chain begins with, [B, H, W] → its end."""
 
 
 class FlowVLAPolicy(nn.Module):
@@ -39,6 +44,7 @@ class FlowVLAPolicy(nn.Module):
         self.parts = parts
         # modules of this module, so that their weights are its own
         self.model, self.value_head, self.noise_head = parts.model, parts.value_head, parts.noise_head
+        self.noise_policy = parts.noise_policy
         self._training_modules = training_modules(self)
 
     @property
@@ -112,17 +118,15 @@ class FlowVLAPolicy(nn.Module):
     def act(self, obs: Mapping[str, Tensor], noise: Tensor, sampling: Sampling) -> Decision:
         """See :meth:`embodied.protocols.Policy.act`. Greedy decisions are the ODE's from drawn noise."""
         with not_training(self._training_modules):
-            context = self.parts.read(obs)
-            field = self.parts.field(context)
-            first, draws, uniform = self._noise(noise)
-            if sampling.do_sample:
-                check_sampling(sampling)
-                chain = self._sampled(field, first, draws, uniform)
-            else:
-                chain = self._greedy(field, first)
-            value = self.parts.value(context)
-        fields = self._recorded(chain)
-        return Decision(fields if value is None else {**fields, "value": value})
+            return Decision(self.decide(self.parts.read(obs), noise, sampling))
+
+    def decide(self, context: Context, noise: Tensor, sampling: Sampling) -> dict[str, Tensor]:
+        """Computes the fields of a decision from what the trunk made of B observations."""
+        if not sampling.do_sample:
+            return self._solved(context, noise, partial(solve, count=self.eval_steps))
+        check_sampling(sampling)
+        chain = self._sampled(self.parts.field(context), *self._noise(noise))
+        return self._recorded(chain) | self._valued(context)
 
     @torch.no_grad()
     def act_after(
@@ -139,15 +143,11 @@ class FlowVLAPolicy(nn.Module):
         goal = padded(rest, sizes.action_width)
         # the derivative that rtc_jacobian asks for is taken of tensors that remember how they were made
         with not_training(self._training_modules), torch.inference_mode(False), torch.no_grad():
-            context = self.parts.read(obs)
-            field, first = self.parts.field(context), self._noise(noise)[0]
-            chunk = guided(
-                lambda x, time: field(x, time)[0], first, goal, torch.stack(weights), self.eval_steps,
-                settings.rtc_max_weight, settings.rtc_jacobian,
+            integrate = partial(
+                guided, left_over=goal, weights=torch.stack(weights), count=self.eval_steps,
+                most=settings.rtc_max_weight, jacobian=settings.rtc_jacobian,
             )  # fmt: skip
-            value = self.parts.value(context)
-        fields = self._recorded(self._begun(first, chunk))
-        return Decision(fields if value is None else {**fields, "value": value})
+            return Decision(self._solved(self.parts.read(obs), noise, integrate))
 
     def _sampled(self, field: Any, first: Tensor, draws: Tensor, uniform: Tensor) -> Chain:
         steps = self.parts.steps
@@ -156,8 +156,15 @@ class FlowVLAPolicy(nn.Module):
         chosen = (uniform * len(steps)).long().clamp(max=len(steps) - 1)
         return sample_one(field, first, draws[:, 0], chosen, steps)
 
-    def _greedy(self, field: Any, first: Tensor) -> Chain:
-        return self._begun(first, solve(lambda x, time: field(x, time)[0], first, self.eval_steps))
+    def _solved(self, context: Context, noise: Tensor, integrate: Integrate) -> dict[str, Tensor]:
+        """Fields of a decision in which no step is random."""
+        first = self._noise(noise)[0]
+        chain = self._begun(first, integrate(self.parts.velocity(context), first))
+        return self._recorded(chain) | self._valued(context)
+
+    def _valued(self, context: Context) -> dict[str, Tensor]:
+        value = self.parts.value(context)
+        return {} if value is None else {"value": value}
 
     def _begun(self, first: Tensor, chunk: Tensor) -> Chain:
         """A chain in which nothing was drawn: the record has the noise that it began with in place of links."""

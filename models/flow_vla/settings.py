@@ -40,11 +40,12 @@ class Settings(AdapterKeys):
     num_action_chunks: int = 4  # K, actions that are executed; at most H
     num_steps: int = 4  # denoising steps while acting for training, N
     eval_steps: int | None = None  # denoising steps of the ODE in an evaluation; null = num_steps
-    # where a chain is random: flow_sde (its noise keeps the ODE's distributions) or flow_noise (a standard deviation
-    # that is learned)
+    # where a chain is random: flow_sde (its noise keeps the ODE's distributions), flow_noise (a standard deviation that
+    # is learned), or noise_policy (the noise that the ODE begins with: a small head chooses it, all else is frozen, and
+    # an update makes no pass over the network)
     noise_method: str = "flow_sde"
     noise_steps: str = "one"  # one random step a chunk, or all
-    noise_level: float = 0.5  # a of flow_sde
+    noise_level: float | None = 0.5  # a of flow_sde; null with noise_policy
     noise_range: Sequence[float] = (0.08, 0.16)  # least and largest standard deviation of flow_noise
     # real-time chunking, where a server's client brings the rest of the chunk before: how its weight falls along the
     # chunk: linear, exp, ones or zeros
@@ -88,7 +89,8 @@ class Settings(AdapterKeys):
     lora_alpha_pattern: Mapping[str, float] | None = None  # other scales by name pattern
     trainable_map: Mapping[str, bool] | None = None  # name prefix → train it or not
     freeze_pattern: str | Sequence[str] | None = None  # regular expressions of names to freeze; has the last word
-    value_head: bool = False  # a value of the trunk's last hidden state, as algorithm.adv_type=gae needs it
+    # a value of the trunk's last hidden state (with noise_policy of what its head reads), for algorithm.adv_type=gae
+    value_head: bool = False
     value_type: str = "chunk_level"  # one value a chunk, or action_level: one an action
     gradient_checkpointing: bool = False  # recompute each layer in the backward pass
 
@@ -123,13 +125,35 @@ class Settings(AdapterKeys):
             raise bad("num_action_chunks", self.num_action_chunks, reason, f"set it to {horizon} or less")
 
     def _check_noise(self) -> None:
-        if not (math.isfinite(self.noise_level) and self.noise_level > 0):
+        if self.steers:
+            self._check_steering()
+        elif self.noise_level is None or not (math.isfinite(self.noise_level) and self.noise_level > 0):
             reason = "a chain without noise has no log-probs, hence nothing to learn from"
             raise bad("noise_level", self.noise_level, reason, "set it above 0, e.g. 0.5; an evaluation has no noise")
         low, high = self.noise_range if len(self.noise_range) == 2 else (0.0, 0.0)
         if not 0 < low < high:
             reason = "the standard deviation lies between its two numbers, and 0 has no log-probs"
             raise bad("noise_range", list(self.noise_range), reason, "set two numbers above 0, the smaller first")
+
+    def _check_steering(self) -> None:
+        """Refuses keys that mean nothing where a head chooses the first noise of a frozen policy."""
+        for field in fields(self):
+            name, value, usual = field.name, getattr(self, field.name), field.default
+            reason = NOT_STEERING.get(name, FROZEN if name.startswith("lora_") else None)
+            same = list(value) == list(usual) if isinstance(usual, tuple) else value in (usual, None)
+            if reason is not None and not same:
+                shown = "null" if name in ("noise_level", "trainable_map") else usual
+                raise bad(name, value, f"with noise_method noise_policy {reason}", f"set it to {shown}")
+
+    @property
+    def steers(self) -> bool:
+        """Whether a small head chooses the first noise of a frozen policy."""
+        return self.noise_method == "noise_policy"
+
+    @property
+    def reads_out(self) -> bool:
+        """Whether a value head reads the trunk's last layer."""
+        return self.value_head and not self.steers
 
     @property
     def quantization_bit(self) -> int | None:
@@ -159,14 +183,20 @@ class Settings(AdapterKeys):
             self.num_key_value_heads, self.head_dim or self.hidden_size // heads, vocab,
             self.action_horizon or self.num_action_chunks, self.image_size,
             cross_every=2 if layout == "smolvla" else 0, norm_eps=1e-5 if layout == "smolvla" else 1e-6,
-            state_width=self.state_width, action_width=self.action_width, read_out=self.value_head,
+            state_width=self.state_width, action_width=self.action_width, read_out=self.reads_out,
         )  # fmt: skip
 
 
+FROZEN, NO_NOISE = "nothing is trained but its head", "no step of a chain is random"
+NOT_STEERING = {
+    "train_expert_only": FROZEN, "is_lora": FROZEN, "trainable_map": FROZEN, "noise_steps": NO_NOISE,
+    "noise_level": NO_NOISE, "noise_range": NO_NOISE,
+}  # fmt: skip
+"""Keys that mean nothing with noise_policy, like those of adapters, and why."""
 CHOICES: Mapping[str, Sequence[Any]] = {
     "layout": (None, *LAYOUTS),
     "precision": ("fp32", "bf16", "fp16"),
-    "noise_method": ("flow_sde", "flow_noise"),
+    "noise_method": ("flow_sde", "flow_noise", "noise_policy"),
     "noise_steps": ("one", "all"),
     "normalization": ("mean_std", "quantiles", "min_max"),
     "value_type": ("chunk_level", "action_level", "token_level", "sequence_level"),

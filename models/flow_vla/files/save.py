@@ -31,7 +31,7 @@ from .statistics import ACTION, NORMALIZER, PREPROCESSOR, STATE, Scales, read_sc
 
 POSTPROCESSOR, VLM = "policy_postprocessor.json", "vlm"
 LEROBOT_EPS = 1e-8
-HEADS = ("value_head", "noise_head")
+HEADS = ("value_head", "noise_head", "noise_policy")
 
 
 def save_folder(parts: Parts, path: Path) -> None:

@@ -43,7 +43,7 @@ class Context:
     present: Tensor  # bool [B, P]
     memories: tuple[Memory, ...]  # of each layer, as the expert reads them
     state: Tensor  # float32 [B, state width]
-    hidden: Tensor | None  # [B, P, d], the trunk's last hidden state after its norm, for a value head
+    hidden: Tensor | None  # [B, P, d], the trunk's last hidden state after its norm, or what its last layer is given
 
     def repeated(self, times: int) -> Context:
         """Repeats each row ``times`` times, for as many denoising steps of one record in one pass."""
@@ -97,7 +97,7 @@ class FlowVLA(nn.Module):
         for layer in self.layers:
             x, memory = layer(x, shared)
             memories.append(memory)
-        hidden = self.trunk_norm(x)[0] if self.sizes.read_out else None
+        hidden = self.trunk_norm(x)[0] if self.sizes.read_out else x
         return Context(prefix.present, tuple(memories), inputs.state, hidden)
 
     def prefix_pass(self, present: Tensor) -> Pass:
