@@ -63,8 +63,8 @@ class FlowVLAPolicy(nn.Module):
             chunk[0], decision,
             Elements(elements, action_axis=len(elements) - 2, levels=("action_level", "chunk_level")),
             Noise(((1 + drawn) * whole + 1,), "normal", uniform=1, greedy=whole),
-            entropy=self.noise_head is not None, random_weights=self.parts.source is None, horizon=sizes.horizon,
-            demonstration_noise=Noise((whole + 1,), "normal", uniform=1),
+            entropy=self.noise_head is not None, random_weights=self.parts.source is None, sampling=(),
+            horizon=sizes.horizon, demonstration_noise=Noise((whole + 1,), "normal", uniform=1),
         )  # fmt: skip
 
     # -- what the env has --------------------------------------------------------------------------------------------
@@ -116,7 +116,6 @@ class FlowVLAPolicy(nn.Module):
             field = self.parts.field(context)
             first, draws, uniform = self._noise(noise)
             if sampling.do_sample:
-                check_sampling(sampling)
                 chain = self._sampled(field, first, draws, uniform)
             else:
                 chain = self._greedy(field, first)
@@ -291,14 +290,3 @@ class FlowVLAPolicy(nn.Module):
         from .files.save import save_folder
 
         save_folder(self.parts, folder)
-
-
-def check_sampling(sampling: Sampling) -> None:
-    """Raises ConfigError for keys of sampling that mean nothing for Gaussians of a chain."""
-    wrong = {"temperature": sampling.temperature != 1.0, "top_k": sampling.top_k > 0, "top_p": sampling.top_p < 1.0}
-    for key, given in wrong.items():
-        if given:
-            raise ConfigError(
-                f"algorithm.sampling_params.{key} = {getattr(sampling, key)}: there is no table of choices",
-                "remove the key; actor.model.noise_level is how far a chain is from the ODE",
-            )

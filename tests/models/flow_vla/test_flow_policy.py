@@ -243,13 +243,6 @@ def test_nan_in_actions_that_were_not_executed_changes_nothing(flow: Callable[..
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
 
 
-def test_keys_of_sampling_that_mean_nothing_are_refused(flow: Callable[..., FlowVLAPolicy]) -> None:
-    policy = flow("pi0")
-    for sampling in (Sampling(temperature=0.7), Sampling(top_k=3), Sampling(top_p=0.9)):
-        with pytest.raises(ConfigError, match="no table of choices"):
-            policy.act(observed(policy, 1), noise_of(policy, 1), sampling)
-
-
 def test_it_goes_on_from_the_chunk_before(flow: Callable[..., FlowVLAPolicy]) -> None:
     policy = flow("pi0", eval_steps=10)
     obs, noise = observed(policy, 2), noise_of(policy, 2)
