@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +23,7 @@ from ..shared.trained import not_training, training_modules
 from .fit import camera_order, check_fit, statistics_scales
 from .inputs.normalization import padded
 from .inputs.texts import as_bytes, check_length, padded_ids, plain_prompt, state_prompt
+from .network.flops import record_flops
 from .parts import Parts
 from .sampling.chains import Chain, sample_all, sample_one, solve
 from .sampling.guidance import guided, prefix_weights
@@ -63,8 +65,9 @@ class FlowVLAPolicy(nn.Module):
             chunk[0], decision,
             Elements(elements, action_axis=len(elements) - 2, levels=("action_level", "chunk_level")),
             Noise(((1 + drawn) * whole + 1,), "normal", uniform=1, greedy=whole),
-            entropy=self.noise_head is not None, random_weights=self.parts.source is None, sampling=(),
-            horizon=sizes.horizon, demonstration_noise=Noise((whole + 1,), "normal", uniform=1),
+            entropy=self.noise_head is not None, sampling=(),
+            random_weights=self.parts.source is None and settings.lora_path is None, horizon=sizes.horizon,
+            demonstration_noise=Noise((whole + 1,), "normal", uniform=1),
         )  # fmt: skip
 
     # -- what the env has --------------------------------------------------------------------------------------------
@@ -268,7 +271,8 @@ class FlowVLAPolicy(nn.Module):
             "model": f"{sizes.layout} {self.parts.source or f'built at random (seed {settings.seed})'}",
             "parameters": f"{total:,}",
             "trained": f"{trained:,} ({100 * trained / total:.1f} %{', LoRA' if settings.is_lora else ''})",
-            "precision": settings.precision,
+            "precision": settings.precision
+            + (f", trunk in {settings.quantization_bit} bits" if settings.quantization_bit else ""),
             "output": f"{settings.num_action_chunks} of {sizes.horizon} actions",
             "sampler": ", ".join(f"{name} {value}" for name, value in self.sampler(Sampling()).items()),
         }
@@ -280,6 +284,13 @@ class FlowVLAPolicy(nn.Module):
             "image_size": [sizes.image_size] * 2, "num_images_in_input": len(self.parts.now.order),
             "image_preset": sizes.layout, "center_crop": False,
         }  # fmt: skip
+
+    def flops(self, records: Mapping[str, np.ndarray], training: bool) -> np.ndarray:
+        """Counts the FLOPs of records, which are equal for all. See :class:`embodied.protocols.CountsFlops`."""
+        now = self.parts.now
+        prompt = records["prompt"].shape[1] if "prompt" in records else now.least
+        one = record_flops(self.model, len(now.order), prompt, self.spec.decision["step"].shape[0], training)
+        return np.full(len(records["actions"]), float(one))
 
     def shard_modules(self) -> Sequence[nn.Module]:
         """Returns the layers of trunk and expert, and those of the tower."""

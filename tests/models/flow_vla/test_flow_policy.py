@@ -294,6 +294,26 @@ def test_a_frozen_trunk_keeps_its_bits(flow: Callable[..., FlowVLAPolicy], layou
     assert not torch.equal(before["model.action_out_proj.weight"], after["model.action_out_proj.weight"])
 
 
+@pytest.mark.parametrize("lora", [False, True])
+def test_the_projection_of_the_state_learns_through_a_frozen_trunk(
+    flow: Callable[..., FlowVLAPolicy], lora: bool
+) -> None:
+    frozen, learns, whole = (
+        flow("smolvla", **keys)
+        for keys in ({}, {"train_state_proj": True, "is_lora": lora, "lora_rank": 2}, {"train_expert_only": False})
+    )
+    records = _recorded(frozen, 3)
+    for policy in (frozen, learns, whole):
+        policy.evaluate(records, Sampling()).logprobs.sum().backward()
+    assert frozen.model.state_proj.weight.grad is None
+    wanted, found = whole.model.state_proj.weight.grad, learns.model.state_proj.weight.grad
+    assert wanted is not None
+    assert wanted.abs().max() > 0
+    assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-6 * float(wanted.abs().max()))  # type: ignore[arg-type]
+    reached = [n for n, p in learns.named_parameters() if p.grad is not None and ".expert" not in n and "lora" not in n]
+    assert not any(".trunk." in name or "vision" in name or "embed" in name for name in reached)
+
+
 def test_adapters_change_nothing_at_first(flow: Callable[..., FlowVLAPolicy]) -> None:
     plain, adapted = flow("smolvla"), flow("smolvla", is_lora=True, lora_rank=2)
     obs, noise = observed(plain, 2), noise_of(plain, 2)
