@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from embodied.errors import SpecMismatchError
+from embodied.errors import ConfigError, SpecMismatchError
 from embodied.perturbations import Perturbed
 from embodied.sampling import OUTSIDE as OUTSIDE
 from embodied.sampling import Gaussian as Gaussian
@@ -278,9 +278,25 @@ class PolicySpec:
     distribution: bool = True  # evaluate(…, distribution=True) gives the distribution of each element
     random_weights: bool = False  # it was built without trained weights, so it solves nothing yet
     logprob_dtypes: tuple[str, ...] = ("float32",)  # formats in which it can compute log-probs (embodied.logprobs)
+    sampling: tuple[str, ...] = ("temperature", "top_k", "top_p")  # which of these fields of Sampling it draws by
     # of learning from demonstrations by the policy's own loss (embodied.protocols.HasDemonstrationLoss)
     horizon: int | None = None  # H ≥ K, the actions that it is given of each chunk; None = K
     demonstration_noise: Noise | None = None  # random numbers that it consumes; None = as ``noise``
+
+    def check_sampling(self, asked: object, front: str) -> None:
+        """Raises :class:`ConfigError` for fields of ``asked`` that change nothing of how this policy draws.
+
+        Args:
+            asked: has the fields of :class:`Sampling`.
+            front: stands before their names where the user set them.
+        """
+        for name in ("temperature", "top_k", "top_p"):
+            value, usual = getattr(asked, name), getattr(Sampling, name)
+            if name not in self.sampling and value != usual:
+                raise ConfigError(
+                    f"{front}{name} is {value:g}, and this policy does not draw by it: it has no table of choices",
+                    f"leave {front}{name} out; it is then {usual:g}",
+                )
 
 
 @dataclass(frozen=True)

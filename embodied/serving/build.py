@@ -49,9 +49,11 @@ def build_server(
         policy: bound to ``env``, on ``device``.
 
     Raises:
+        ConfigError: the policy does not draw as ``sampling`` says.
         SpecMismatchError: the env takes text.
         UnknownNameError: ``keys`` name a field that the env does not have.
     """
+    policy.spec.check_sampling(sampling, "")
     limits, metrics = limits or ServerLimits(), Metrics()
     reader = QuestionReader(env, keys, limits.max_pixels, resize)
     service = Service(

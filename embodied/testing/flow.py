@@ -60,7 +60,7 @@ class FlowPolicy(nn.Module):
         }
         return PolicySpec(
             self._chunk[0], decision, Elements(chain, action_axis=1, levels=tuple(levels)), Noise(links, "normal"),
-            entropy=False, distribution=False, random_weights=True,
+            entropy=False, distribution=False, random_weights=True, sampling=("temperature",),
         )  # fmt: skip
 
     def _one_step_spec(self, levels: Sequence[str]) -> PolicySpec:
@@ -73,7 +73,8 @@ class FlowPolicy(nn.Module):
         return PolicySpec(
             self._chunk[0], decision, Elements(self._chunk, action_axis=0, levels=tuple(levels)),
             Noise((3, *self._whole), "normal", uniform=1, greedy=1), entropy=False, random_weights=True,
-            horizon=self._whole[0], demonstration_noise=Noise((2, *self._whole), "normal", uniform=1),
+            sampling=("temperature",), horizon=self._whole[0],
+            demonstration_noise=Noise((2, *self._whole), "normal", uniform=1),
         )  # fmt: skip
 
     def sampler(self, sampling: Sampling) -> Mapping[str, Any]:

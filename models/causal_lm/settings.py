@@ -132,15 +132,9 @@ class Settings(AdapterKeys):
             raise bad("end_tokens", self.end_tokens, "these are ids of tokens", "set rollout.eos to one or to several")
         if not isinstance(self.seed, int) or self.seed < 0:
             raise bad("seed", self.seed, "seeds are whole numbers", "set it to 0 or more")
-        if self.lora_alpha is not None and not (_is_number(self.lora_alpha) and self.lora_alpha > 0):
-            raise bad("lora_alpha", self.lora_alpha, "it scales the adapters", "set it above 0, e.g. 16")
-        if not (_is_number(self.lora_dropout) and 0 <= self.lora_dropout < 1):
-            raise bad("lora_dropout", self.lora_dropout, "it is a probability", "set it to at least 0 and below 1")
+        self.check_lora()
 
     def _check_source(self) -> None:
-        if self.lora_path and not self.is_lora:
-            reason = "is_lora is false, so there are no adapters"
-            raise bad("lora_path", self.lora_path, reason, "set actor.model.is_lora=true")
         if self.gguf_file and self.model_path is None:
             raise bad("gguf_file", self.gguf_file, "it lies in no folder", "set actor.model.model_path to its folder")
         if self.chat_template and self.chat == "never":
@@ -172,10 +166,6 @@ class Settings(AdapterKeys):
         """Configured ``hidden_size`` and ``vocab_size``, those that are set."""
         given = {"hidden_size": self.hidden_size, "vocab_size": self.vocab_size}
         return {key: value for key, value in given.items() if value is not None}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 COUNTS = ("max_prompt_tokens", "max_new_tokens", "lora_rank", "context_parallel_size")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,10 +12,11 @@ from torch import nn
 from embodied.errors import CheckpointError
 
 from ..shared.files import FORMATS, read_safetensors
-from ..shared.keys import as_tuple, bad
-from ..shared.lora import inject
-from ..shared.trained import choose_trained, lora_config
+from ..shared.keys import bad
+from ..shared.quantized import QuantizedLinear, replace_linears
+from ..shared.trained import choose_trained
 from ..shared.weights.finite import check_range
+from .adapters import add_adapters
 from .files.folder import Folder
 from .files.load import load
 from .files.statistics import read_scales
@@ -27,7 +29,7 @@ from .noise_policy import NoisePolicy
 from .parts import Parts, Situation
 from .policy import FlowVLAPolicy
 from .sampling.steps import plain_steps, sde_steps
-from .settings import EXPERT, STATE, TARGETS, TRUNK, Settings
+from .settings import EXPERT, STATE, TRUNK, Settings
 
 BYTE_PROMPT = 160  # bytes of a prompt at most, with random weights
 
@@ -135,27 +137,44 @@ def _fill(head: nn.Module, file: Path) -> None:
 
 def _prepare(model: FlowVLA, heads: Heads, settings: Settings) -> None:
     """Adds adapters; chooses what is trained, number formats and recomputation."""
+    if settings.quantization_bit is not None:
+        for layer in model.layers:
+            replace_linears(layer.trunk, settings.quantization_bit, QuantizedLinear.quantize)  # type: ignore[arg-type]
     if settings.is_lora:
-        names = as_tuple(settings.lora_target_modules) or TARGETS
-        layers = [name for name, part in model.named_modules() if isinstance(part, nn.Linear) and ".trunk." in name]
-        targets = [name for name in layers if name.rsplit(".", 1)[-1] in names] or list(names)
-        inject(model, lora_config(settings, targets), settings.seed, cast_input=settings.precision == "fp32")
+        add_adapters(model, settings)
     weights = nn.ModuleDict({"model": model, **heads.there()})
-    state_first = model.sizes.state_place == "prefix"
+    state_first = model.sizes.state_place == "prefix" and not settings.train_state_proj
     if settings.steers:
         model.requires_grad_(False)
+    asked = settings
+    if settings.quantization_bit is not None and not settings.is_lora:  # codes are never chosen, also not to be frozen
+        asked = replace(settings, freeze_pattern=[*settings.freeze_patterns, TRUNK.pattern])
     choose_trained(
-        nn.ModuleDict(heads.there()) if settings.steers else weights, settings,
+        nn.ModuleDict(heads.there()) if settings.steers else weights, asked,
         ("value_head", *EXPERT, *(() if state_first else ("state_proj",))), prefix="model.",
     )  # fmt: skip
     for name, parameter in weights.named_parameters():
         in_front = TRUNK.match(name) or (state_first and STATE.match(name))
         if settings.train_expert_only and in_front and ".lora_" not in name:
+            _check_unasked(name, parameter, settings)
             parameter.requires_grad_(False)
+        if not parameter.is_floating_point():
+            continue  # codes of frozen weights
         dtype = torch.float32 if parameter.requires_grad else FORMATS[settings.precision]
         if dtype == torch.float16:
             check_range(parameter, name, dtype)
         parameter.data = parameter.data.to(dtype)
+    _enable_checkpointing(model, settings)
+
+
+def _check_unasked(name: str, parameter: nn.Parameter, settings: Settings) -> None:
+    """Refuses to freeze what a key names for training: with adapters nothing else of the trunk is trained."""
+    if settings.is_lora and parameter.requires_grad:
+        reason = f"{name} is to be trained (lora_modules_to_save or trainable_map)"
+        raise bad("train_expert_only", True, reason, "set it to false, or leave that part out")
+
+
+def _enable_checkpointing(model: FlowVLA, settings: Settings) -> None:
     if settings.gradient_checkpointing:
         for layer in (*model.layers, *model.vision.encoder.layers):
             layer.gradient_checkpointing = True

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -23,6 +24,7 @@ from ..shared.trained import not_training, training_modules
 from .fit import camera_order, check_fit, statistics_scales
 from .inputs.normalization import padded
 from .inputs.texts import as_bytes, check_length, padded_ids, plain_prompt, state_prompt
+from .network.flops import record_flops
 from .network.model import Context
 from .parts import Parts
 from .sampling.chains import Chain, Velocity, sample_all, sample_one, solve
@@ -69,7 +71,8 @@ class FlowVLAPolicy(nn.Module):
             chunk[0], decision,
             Elements(elements, action_axis=len(elements) - 2, levels=("action_level", "chunk_level")),
             Noise(((1 + drawn) * whole + 1,), "normal", uniform=1, greedy=whole),
-            entropy=self.noise_head is not None, random_weights=self.parts.source is None, horizon=sizes.horizon,
+            entropy=self.noise_head is not None, sampling=(),
+            random_weights=self.parts.source is None and settings.lora_path is None, horizon=sizes.horizon,
             demonstration_noise=Noise((whole + 1,), "normal", uniform=1),
         )  # fmt: skip
 
@@ -124,7 +127,6 @@ class FlowVLAPolicy(nn.Module):
         """Computes the fields of a decision from what the trunk made of B observations."""
         if not sampling.do_sample:
             return self._solved(context, noise, partial(solve, count=self.eval_steps))
-        check_sampling(sampling)
         chain = self._sampled(self.parts.field(context), *self._noise(noise))
         return self._recorded(chain) | self._valued(context)
 
@@ -276,7 +278,8 @@ class FlowVLAPolicy(nn.Module):
             "model": f"{sizes.layout} {self.parts.source or f'built at random (seed {settings.seed})'}",
             "parameters": f"{total:,}",
             "trained": f"{trained:,} ({100 * trained / total:.1f} %{', LoRA' if settings.is_lora else ''})",
-            "precision": settings.precision,
+            "precision": settings.precision
+            + (f", trunk in {settings.quantization_bit} bits" if settings.quantization_bit else ""),
             "output": f"{settings.num_action_chunks} of {sizes.horizon} actions",
             "sampler": ", ".join(f"{name} {value}" for name, value in self.sampler(Sampling()).items()),
         }
@@ -295,6 +298,13 @@ class FlowVLAPolicy(nn.Module):
         parts = ("self_attn.q_proj.", "self_attn.o_proj.", "post_attention_layernorm.", "mlp.")
         return ("model.trunk_norm.", *(last + part for part in parts))
 
+    def flops(self, records: Mapping[str, np.ndarray], training: bool) -> np.ndarray:
+        """Counts the FLOPs of records, which are equal for all. See :class:`embodied.protocols.CountsFlops`."""
+        now = self.parts.now
+        prompt = records["prompt"].shape[1] if "prompt" in records else now.least
+        one = record_flops(self.model, len(now.order), prompt, self.spec.decision["step"].shape[0], training)
+        return np.full(len(records["actions"]), float(one))
+
     def shard_modules(self) -> Sequence[nn.Module]:
         """Returns the layers of trunk and expert, and those of the tower."""
         return [*self.model.layers, *self.model.vision.encoder.layers]
@@ -304,14 +314,3 @@ class FlowVLAPolicy(nn.Module):
         from .files.save import save_folder
 
         save_folder(self.parts, folder)
-
-
-def check_sampling(sampling: Sampling) -> None:
-    """Raises ConfigError for keys of sampling that mean nothing for Gaussians of a chain."""
-    wrong = {"temperature": sampling.temperature != 1.0, "top_k": sampling.top_k > 0, "top_p": sampling.top_p < 1.0}
-    for key, given in wrong.items():
-        if given:
-            raise ConfigError(
-                f"algorithm.sampling_params.{key} = {getattr(sampling, key)}: there is no table of choices",
-                "remove the key; actor.model.noise_level is how far a chain is from the ODE",
-            )

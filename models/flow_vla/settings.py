@@ -10,6 +10,7 @@ from typing import Any
 
 from embodied.errors import unknown_name
 
+from ..shared.bits import check_quantization
 from ..shared.keys import AdapterKeys, as_tuple, bad, check_known
 from .network.sizes import LAYOUTS, Sizes, StreamSizes, TowerSizes
 
@@ -76,13 +77,19 @@ class Settings(AdapterKeys):
     action_width: int = 32  # numbers that an action is padded to
     # what is trained
     train_expert_only: bool = True  # the tower and the trunk keep their bits, and no gradient is computed in them
+    # the projection of SmolVLA's state is trained beside a frozen trunk, as LeRobot does. Its token stands in front of
+    # the trunk, so each update then goes back through the trunk, which costs about one more pass of it
+    train_state_proj: bool = False
+    # the trunk's frozen layers in 8 or 4 bits (int8 a row, NF4); null = as precision
+    quantization_bit: int | None = None
     is_lora: bool = False  # adapters on the trunk
     lora_rank: int = 32  # rank of the adapters
     lora_alpha: float | None = None  # null = min(rank, 16)
     lora_dropout: float = 0.0  # share of the adapters' inputs that training drops
-    lora_target_modules: str | Sequence[str] | None = None  # endings of names; null = all of the trunk's layers
+    lora_target_modules: str | Sequence[str] | None = None  # endings of names; null or all-linear = the trunk's layers
     # name endings of modules that are trained in full besides
     lora_modules_to_save: str | Sequence[str] | None = None
+    lora_path: str | None = None  # peft folder to start the adapters from, such as lora_adapter of a saved policy
     lora_init_weights: bool | str = True  # true (B = 0), gaussian, or false (random, for tests)
     lora_use_rslora: bool = False  # scale by the root of the rank
     lora_rank_pattern: Mapping[str, int] | None = None  # other ranks by name pattern
@@ -112,6 +119,8 @@ class Settings(AdapterKeys):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise bad(key, value, "it counts something", "set it to a whole number of at least 1")
         self._check_noise()
+        self.check_lora()
+        check_quantization(self, frozen=self.is_lora or self.train_expert_only)
         for pattern in as_tuple(self.freeze_pattern):
             try:
                 re.compile(pattern)
@@ -154,11 +163,6 @@ class Settings(AdapterKeys):
     def reads_out(self) -> bool:
         """Whether a value head reads the trunk's last layer."""
         return self.value_head and not self.steers
-
-    @property
-    def quantization_bit(self) -> int | None:
-        """No weights of few bits."""
-        return None
 
     @property
     def values(self) -> int:
@@ -204,7 +208,9 @@ CHOICES: Mapping[str, Sequence[Any]] = {
     "rtc_schedule": SCHEDULES,
     "rtc_jacobian": (True, False),
     "train_expert_only": (True, False),
+    "train_state_proj": (True, False),
     "is_lora": (True, False),
+    "lora_init_weights": (True, False, "gaussian"),
     "gradient_checkpointing": (True, False),
 }
 COUNTS = (

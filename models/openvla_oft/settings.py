@@ -165,20 +165,7 @@ class Settings(AdapterKeys):
                 raise bad(key, value, "it counts something", "set it to a whole number of at least 1")
         if not isinstance(self.seed, int) or self.seed < 0:
             raise bad("seed", self.seed, "seeds are whole numbers", "set it to 0 or more")
-        for key in ("lora_alpha", "lora_dropout"):
-            if not isinstance(getattr(self, key), (int, float, type(None))):
-                raise bad(key, getattr(self, key), "it is not a number", "set it to a number")
-        if self.lora_alpha is not None and self.lora_alpha <= 0:
-            raise bad("lora_alpha", self.lora_alpha, "it scales the adapters", "set it above 0, e.g. 16")
-        if not 0 <= self.lora_dropout < 1:
-            raise bad("lora_dropout", self.lora_dropout, "it is a probability", "set it to at least 0 and below 1")
-        if self.lora_path and not self.is_lora:
-            raise bad(
-                "lora_path",
-                self.lora_path,
-                "is_lora is false, so there are no adapters",
-                "set actor.model.is_lora=true",
-            )
+        self.check_lora()
 
     def _check_patterns(self) -> None:
         for pattern in self.freeze_patterns:

@@ -22,14 +22,15 @@ class Quantizes(Protocol):
     def is_lora(self) -> bool: ...
 
 
-def check_quantization(settings: Quantizes, compiled: bool = False) -> None:
+def check_quantization(settings: Quantizes, compiled: bool = False, frozen: bool | None = None) -> None:
     """Refuses settings with which quantization cannot work.
 
     Args:
         compiled: blocks are compiled.
+        frozen: the layers are not trained; None = where there are adapters.
 
     Raises:
-        ConfigError: another number of bits, no adapters, or compiled blocks.
+        ConfigError: another number of bits, layers that are trained, or compiled blocks.
         AssetsMissingError: bitsandbytes is not installed.
     """
     bits = settings.quantization_bit
@@ -37,7 +38,7 @@ def check_quantization(settings: Quantizes, compiled: bool = False) -> None:
         return
     if isinstance(bits, bool) or bits not in (8, 4):
         raise bad(KEY, bits, "weights are frozen in 8 or 4 bits", "set it to 8, 4, or null for the arithmetic's format")
-    if not settings.is_lora:
+    if not (settings.is_lora if frozen is None else frozen):
         reason = "is_lora is false, and weights of so few bits cannot be trained"
         raise bad(KEY, bits, reason, "set actor.model.is_lora=true, or this key to null")
     if compiled:

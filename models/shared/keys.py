@@ -25,10 +25,23 @@ def check_known(keys: Iterable[str], known: Sequence[str]) -> None:
 class AdapterKeys:
     """Reads the keys of adapters and frozen weights that settings have."""
 
+    is_lora: bool
+    lora_path: str | None
     lora_rank: int
+    lora_dropout: float
     lora_alpha: float | None
     lora_modules_to_save: str | Sequence[str] | None
     freeze_pattern: str | Sequence[str] | None
+
+    def check_lora(self) -> None:
+        """Refuses values of ``lora_alpha``, ``lora_dropout`` and ``lora_path`` that cannot work."""
+        if self.lora_alpha is not None and not (_is_number(self.lora_alpha) and self.lora_alpha > 0):
+            raise bad("lora_alpha", self.lora_alpha, "it scales the adapters", "set it above 0, e.g. 16")
+        if not (_is_number(self.lora_dropout) and 0 <= self.lora_dropout < 1):
+            raise bad("lora_dropout", self.lora_dropout, "it is a probability", "set it to at least 0 and below 1")
+        if self.lora_path and not self.is_lora:
+            reason = "is_lora is false, so there are no adapters"
+            raise bad("lora_path", self.lora_path, reason, "set actor.model.is_lora=true")
 
     @property
     def lora_scale(self) -> float:
@@ -44,6 +57,10 @@ class AdapterKeys:
     def freeze_patterns(self) -> tuple[str, ...]:
         """Regular expressions of ``freeze_pattern``."""
         return as_tuple(self.freeze_pattern)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def as_tuple(value: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from embodied.models.causal_lm import build_policy as build_text
+from embodied.models.flow_vla import build_policy as build_flow
 from embodied.models.openvla_oft import build_policy
 from embodied.models.shared.quantized import QuantizedLinear, numbers_of, quantized_layers
 from torch import nn
@@ -130,6 +131,26 @@ def test_texts(tmp_path, bits) -> None:
     assert files[0].read_bytes() == files[1].read_bytes()
     with pytest.raises(ConfigError, match="engine"):
         policy.engine_facts()
+
+
+@BITS
+def test_the_trunk_of_a_flow_policy(made_up_env, tmp_path, bits) -> None:
+    sizes = {"layout": "pi0", "hidden_size": 64, "vision_hidden_size": 32, "max_prompt_length": 200}
+    policy, plain = (build_flow(**sizes, precision="bf16", quantization_bit=b) for b in (bits, None))
+    layers = quantized_layers(policy)
+    assert len(layers) == 3 * 7 + 2, "all of the trunk that is built: of its last layer keys and values"
+    assert all(".trunk." in name for name in layers)
+    assert numbers_of(policy) == numbers_of(plain)
+    assert f"trunk in {bits} bits" in policy.describe()["precision"]
+    with pytest.raises(ConfigError, match="quantization_bit"):
+        build_flow(**sizes, **LORA, quantization_bit=bits, lora_modules_to_save="k_proj", train_expert_only=False)
+    plain.bind(made_up_env)
+    plain.save(tmp_path / "base")
+    folder = {"model_path": str(tmp_path / "base"), "lora_rank": 2, "is_lora": True, "lora_init_weights": False}
+    for name, more in (("quantized", {"quantization_bit": bits}), ("plain", {})):
+        build_flow(**folder, **more).save(tmp_path / name)
+    files = [tmp_path / name / "model.safetensors" for name in ("quantized", "plain")]
+    assert files[0].read_bytes() == files[1].read_bytes(), "adapters are merged into the base as it was"
 
 
 def test_weights_in_few_bits_are_not_trained() -> None:

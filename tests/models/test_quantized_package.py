@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import subprocess
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from embodied.models.causal_lm import build_policy as build_text
+from embodied.models.flow_vla import build_policy as build_flow
 from embodied.models.openvla_oft import build_policy
 from environments import python_with
 from safetensors.torch import save_file
@@ -23,7 +25,7 @@ from embodied.schema import AlgorithmConfig, FsdpConfig
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("build", [build_policy, build_text])
+@pytest.mark.parametrize("build", [build_policy, build_text, partial(build_flow, train_expert_only=False)])
 def test_what_cannot_work_is_refused_with_the_fix(build, monkeypatch) -> None:
     for bits in (3, True, "4"):
         with pytest.raises(ConfigError, match="8, 4, or null"):

@@ -72,7 +72,7 @@ def open_model(
         policy: one that was built for counting alone; None = it is built here. Processes are then not connected.
 
     Raises:
-        ConfigError: an evaluation would repeat equal episodes.
+        ConfigError: an evaluation would repeat equal episodes, or the policy does not draw as the keys say.
         RankError: a process did not come.
         RanksDifferError: the processes hold different weights.
     """
@@ -83,6 +83,7 @@ def open_model(
     else:
         device = device_of(config.runner, processes)
     _check_repeats(config.algorithm, policy.spec.noise)
+    _check_sampling(config, policy.spec)
     cluster, connects = config.cluster, "nccl" if device.type == "cuda" else "gloo"
     if processes.size > 1 and cluster.distributed_backend not in (None, connects):
         raise ConfigError(
@@ -110,6 +111,22 @@ def _check_repeats(algorithm: schema.AlgorithmConfig, noise: Noise) -> None:
             f"algorithm.val_group_size {algorithm.val_group_size} with val_sampling_params.do_sample false: all "
             "episodes of a start would be equal",
             "set algorithm.val_sampling_params.do_sample=true",
+        )
+
+
+def _check_sampling(config: schema.Config, spec: PolicySpec) -> None:
+    """Refuses settings of sampling that mean nothing for this policy, or with which it could not learn."""
+    algorithm = config.algorithm
+    if algorithm.val_sampling_params.do_sample:
+        spec.check_sampling(algorithm.val_sampling_params, "algorithm.val_sampling_params.")
+    if only_evaluates(config):
+        return
+    spec.check_sampling(algorithm.sampling_params, "algorithm.sampling_params.")
+    if spec.noise.greedy and not algorithm.sampling_params.do_sample:
+        raise ConfigError(
+            "algorithm.sampling_params.do_sample is false, and a greedy decision of this policy has no log-probs to "
+            "learn from",
+            "set algorithm.sampling_params.do_sample=true",
         )
 
 

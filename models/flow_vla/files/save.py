@@ -20,12 +20,14 @@ from embodied.errors import CheckpointError
 
 from ...shared.files import read_safetensors, write_json, write_weights
 from ...shared.lora import merged_tensors
+from ...shared.quantized import quantized_layers
+from ..adapters import write_adapters
 from ..inputs.normalization import PAIRS, Scale
 from ..network.model import FlowVLA
 from ..network.sizes import Sizes
 from ..parts import Parts
 from .folder import OWN_FILE, Folder, vlm_name
-from .load import dead_in_network
+from .load import dead_in_network, tensors
 from .names import stored_name
 from .statistics import ACTION, NORMALIZER, PREPROCESSOR, STATE, Scales, read_scales
 
@@ -47,6 +49,8 @@ def save_folder(parts: Parts, path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     base = None if parts.source is None else Folder.open(str(parts.source))
     write_weights(_state(parts, base), path)
+    if parts.settings.is_lora:
+        write_adapters(parts.model, path, parts.source)
     for name in HEADS:
         head: nn.Module | None = getattr(parts, name)
         if head is not None:
@@ -76,11 +80,19 @@ def _state(parts: Parts, base: Folder | None) -> dict[str, Tensor]:
     stored = _stored(base) if base else {}
     names = {own: _lerobot(name) for name, own in base.names.own.items()} if base else {}
     found = {}
-    for own, tensor in merged_tensors(parts.model):
+    for own, tensor in merged_tensors(parts.model, _in_full(parts.model, base)):
         name = names.get(own) or stored_name(own, sizes.layout)
         found[name] = _as_stored(tensor.cpu(), stored.pop(name, None)).contiguous()
     dead = stored if base else dict(_fillers(sizes))
     return found | {name: tensor.contiguous() for name, tensor in dead.items() if name not in found}
+
+
+def _in_full(model: FlowVLA, base: Folder | None) -> dict[str, Tensor]:
+    """Weights that the network holds in 8 or 4 bits: as its folder has them, else as the codes stand for them."""
+    layers = {f"{n.removesuffix('.base_layer')}.weight": layer for n, layer in quantized_layers(model).items()}
+    if base is None or not layers:
+        return {name: layer.dequantize(torch.float32) for name, layer in layers.items()}
+    return {name: tensor for name, tensor in tensors(base, skip=set()) if name in layers}
 
 
 def _stored(base: Folder) -> dict[str, Tensor]:

@@ -17,6 +17,7 @@ def to_json(spec: PolicySpec) -> dict[str, Any]:
         "num_action_chunks": spec.num_action_chunks,
         "decision": {name: asdict(field) for name, field in spec.decision.items()},
         "elements": asdict(spec.elements), "noise": asdict(spec.noise), "categories": dict(spec.categories),
+        "sampling": list(spec.sampling),
     }  # fmt: skip
 
 
@@ -33,6 +34,7 @@ def from_json(data: Mapping[str, Any], env: EnvSpec) -> PolicySpec:
         raise ValueError(f"a decision is {decision}, expected actions as {wanted}, and log-probs of float32")
     return PolicySpec(
         count, decision, scored, drawn, entropy=False, distribution=False,
+        sampling=tuple(data.get("sampling", PolicySpec.sampling)),
         categories={str(name): _count(most) for name, most in data["categories"].items()},
     )  # fmt: skip
 

@@ -243,13 +243,6 @@ def test_nan_in_actions_that_were_not_executed_changes_nothing(flow: Callable[..
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
 
 
-def test_keys_of_sampling_that_mean_nothing_are_refused(flow: Callable[..., FlowVLAPolicy]) -> None:
-    policy = flow("pi0")
-    for sampling in (Sampling(temperature=0.7), Sampling(top_k=3), Sampling(top_p=0.9)):
-        with pytest.raises(ConfigError, match="no table of choices"):
-            policy.act(observed(policy, 1), noise_of(policy, 1), sampling)
-
-
 def test_it_goes_on_from_the_chunk_before(flow: Callable[..., FlowVLAPolicy]) -> None:
     policy = flow("pi0", eval_steps=10)
     obs, noise = observed(policy, 2), noise_of(policy, 2)
@@ -299,6 +292,26 @@ def test_a_frozen_trunk_keeps_its_bits(flow: Callable[..., FlowVLAPolicy], layou
     assert len(trunk) > 30
     assert all(torch.equal(before[name], after[name]) for name in trunk)
     assert not torch.equal(before["model.action_out_proj.weight"], after["model.action_out_proj.weight"])
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_the_projection_of_the_state_learns_through_a_frozen_trunk(
+    flow: Callable[..., FlowVLAPolicy], lora: bool
+) -> None:
+    frozen, learns, whole = (
+        flow("smolvla", **keys)
+        for keys in ({}, {"train_state_proj": True, "is_lora": lora, "lora_rank": 2}, {"train_expert_only": False})
+    )
+    records = _recorded(frozen, 3)
+    for policy in (frozen, learns, whole):
+        policy.evaluate(records, Sampling()).logprobs.sum().backward()
+    assert frozen.model.state_proj.weight.grad is None
+    wanted, found = whole.model.state_proj.weight.grad, learns.model.state_proj.weight.grad
+    assert wanted is not None
+    assert wanted.abs().max() > 0
+    assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-6 * float(wanted.abs().max()))  # type: ignore[arg-type]
+    reached = [n for n, p in learns.named_parameters() if p.grad is not None and ".expert" not in n and "lora" not in n]
+    assert not any(".trunk." in name or "vision" in name or "embed" in name for name in reached)
 
 
 def test_adapters_change_nothing_at_first(flow: Callable[..., FlowVLAPolicy]) -> None:
