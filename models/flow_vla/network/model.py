@@ -164,7 +164,7 @@ class FlowVLA(nn.Module):
         elif self.sizes.state_place == "suffix":
             own[0, 1:] = False
         to_prefix = present[:, None, None].expand(-1, 1, length, -1)
-        allowed = torch.cat([to_prefix, own.expand(len(present), 1, -1, -1)], dim=-1)
+        allowed = torch.cat([to_prefix, own.expand(present.shape[0], 1, -1, -1)], dim=-1)
         places = torch.arange(length, device=present.device)[None]
         angles = Angles.of(present.sum(1, keepdim=True) + places, self.sizes.head_dim)
         if not self.sizes.cross_every:
