@@ -31,7 +31,7 @@ from embodied.types import ArraySpec, Elements, Evaluation, Gaussian, Noise, Pol
 from .inputs.normalization import padded
 from .network.heads import feature_width, mean_present
 from .network.model import Context
-from .policy import FlowVLAPolicy, Integrate, check_sampling
+from .policy import FlowVLAPolicy, Integrate
 from .sampling.chains import at, solve
 from .sampling.steps import entropy, log_prob
 
@@ -61,8 +61,6 @@ class NoisePolicy(FlowVLAPolicy):
 
     def decide(self, context: Context, noise: Tensor, sampling: Sampling) -> dict[str, Tensor]:
         """Computes the fields of a decision. Sampled and greedy ones differ in the number of steps alone."""
-        if sampling.do_sample:
-            check_sampling(sampling)
         count = self.parts.settings.num_steps if sampling.do_sample else self.eval_steps
         return self._solved(context, noise, partial(solve, count=count))
 

@@ -17,13 +17,16 @@ import torch
 from torch import Tensor, nn
 
 from embodied.errors import ConfigError
+from embodied.protocols import Examples, Exported
 from embodied.types import ArraySpec, Decision, Elements, EnvSpec, Evaluation, Gaussian, Noise, PolicySpec, Sampling
 
+from ..shared.prompts import padded_behind
 from ..shared.quantized import numbers_of
 from ..shared.trained import not_training, training_modules
+from .export import formats as exporting
 from .fit import camera_order, check_fit, statistics_scales
 from .inputs.normalization import padded
-from .inputs.texts import as_bytes, check_length, padded_ids, plain_prompt, state_prompt
+from .inputs.texts import as_bytes, check_length, plain_prompt, state_prompt
 from .network.flops import record_flops
 from .network.model import Context
 from .parts import Parts
@@ -40,6 +43,7 @@ class FlowVLAPolicy(nn.Module):
     """A flow policy, made by :func:`~embodied.models.flow_vla.build_policy`. Call ``bind`` first."""
 
     _no_split_modules = ("JointLayer", "TowerLayer")  # units of sharding and recomputation
+    export_formats = exporting.KINDS  # see embodied.protocols.Exports
 
     def __init__(self, parts: Parts) -> None:
         super().__init__()
@@ -103,7 +107,7 @@ class FlowVLAPolicy(nn.Module):
         """Encodes instructions: token ids, or for π0.5, whose prompt has the state in it, the texts."""
         if self.model.sizes.state_place == "text":
             return {"prompt_text": as_bytes(texts, 128)}
-        ids, mask = padded_ids(self._longest(texts), self.parts.now.least)
+        ids, mask = padded_behind(self._longest(texts), least=self.parts.now.least)
         return {"prompt": ids, "prompt_mask": mask}
 
     @torch.no_grad()
@@ -172,7 +176,7 @@ class FlowVLAPolicy(nn.Module):
         """A chain in which nothing was drawn: the record has the noise that it began with in place of links."""
         count = self.spec.decision["step"].shape[0]
         links = first[:, None].expand(-1, count, -1, -1)
-        steps = torch.zeros(len(first), count, dtype=torch.int64, device=first.device)
+        steps = torch.zeros(first.shape[0], count, dtype=torch.int64, device=first.device)
         return Chain(chunk, links, links, links.double(), torch.ones_like(links).double(), steps)
 
     def _recorded(self, chain: Chain) -> dict[str, Tensor]:
@@ -314,3 +318,9 @@ class FlowVLAPolicy(nn.Module):
         from .files.save import save_folder
 
         save_folder(self.parts, folder)
+
+    def export(
+        self, kind: str, folder: Path, dtype: str, examples: Examples, options: Mapping[str, Any]
+    ) -> Exported:  # fmt: skip
+        """Writes the policy in one of the export formats. See :meth:`embodied.protocols.Exports.export`."""
+        return exporting.export(self, kind, folder, dtype, examples, options)
