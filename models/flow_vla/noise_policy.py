@@ -22,12 +22,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from embodied.types import ArraySpec, Elements, Evaluation, Gaussian, Noise, PolicySpec, Sampling
 
+from ..shared.quantized import numbers_of
 from .inputs.normalization import padded
 from .network.heads import feature_width, mean_present
 from .network.model import Context
@@ -108,6 +110,12 @@ class NoisePolicy(FlowVLAPolicy):
         logprobs = log_prob(records["noise"], gaussian.mean.double(), gaussian.std).float()
         value = self._value(records["feature"])
         return Evaluation(logprobs, entropy(gaussian.std), value, gaussian if distribution else None)
+
+    def flops(self, records: Mapping[str, np.ndarray], training: bool) -> np.ndarray:
+        """Counts the FLOPs of records: those of the heads alone, which read what the records keep."""
+        heads = [head for head in (self.noise_policy, self.value_head) if head is not None]
+        passes = 3 if training else 1
+        return np.full(len(records["feature"]), float(2 * passes * sum(map(numbers_of, heads))))
 
     def sampler(self, sampling: Sampling) -> Mapping[str, Any]:
         """Returns sampler and steps. See :class:`embodied.protocols.NamesSampler`."""
