@@ -251,4 +251,4 @@ def test_it_does_not_learn_from_demonstrations(flow: Flow) -> None:  # noqa: F81
     with pytest.raises(ConfigError, match="NoisePolicy cannot learn from demonstrations"):
         make_imitation(flow("pi0", **STEERED), seed=0)
     with pytest.raises(ConfigError, match="no table of choices"):
-        flow("pi0", **STEERED).act(observed(flow("pi0"), 1), drawn(1), Sampling(top_k=3))
+        flow("pi0", **STEERED).spec.check_sampling(Sampling(top_k=3), "algorithm.sampling_params.")
