@@ -67,7 +67,7 @@ def _scale(parts: Parts, block: Mapping[str, Any], feature: str, before: Scale) 
 
 def _check_images(parts: Parts, env: EnvSpec) -> None:
     images = env.obs.get("images")
-    if images is None or images.dtype != "uint8" or len(images.shape) != 4 or images.shape[3] != 3:
+    if images is None or not env.cameras or images.dtype != "uint8" or len(images.shape) != 4 or images.shape[3] != 3:
         got = "nothing" if images is None else f"{images.dtype} {list(images.shape)}"
         raise SpecMismatchError(
             f"this policy needs images uint8 [C, H, W, 3], the env gives {got}",
@@ -135,6 +135,12 @@ def _check_tokenizer(parts: Parts, env: EnvSpec) -> None:
             f"{parts.source} has no tokenizer.json, and the policy reads the instruction",
             "copy it there, or set actor.model.tokenizer_path: of google/paligemma-3b-pt-224 for π0 and π0.5, of "
             "HuggingFaceTB/SmolVLM2-500M-Video-Instruct for SmolVLA",
+        )
+    rows = (parts.tokenizer.encode(task) for task in env.tasks)
+    if (largest := max((max(ids, default=0) for ids in rows), default=0)) >= parts.model.sizes.vocab:
+        raise SpecMismatchError(
+            f"the tokenizer gives id {largest}, and the network embeds {parts.model.sizes.vocab} ids",
+            "set actor.model.tokenizer_path to the tokenizer that the policy was trained with",
         )
     if not env.tasks:
         raise SpecMismatchError("the env has no task, hence no instruction", "give EnvSpec.tasks at least one")

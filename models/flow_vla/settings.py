@@ -113,11 +113,13 @@ class Settings(AdapterKeys):
         """Refuses values that are wrong for every folder."""
         for key, choices in CHOICES.items():
             if (value := getattr(self, key)) not in choices:
-                raise unknown_name(key, str(value), [str(c) for c in choices if c], f"actor.model.{key}")
+                known = [str(choice) for choice in choices if choice is not None]
+                raise unknown_name(key, str(value), known, f"actor.model.{key}")
         for key in COUNTS:
             value = getattr(self, key)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise bad(key, value, "it counts something", "set it to a whole number of at least 1")
+        self._check_types()
         self._check_noise()
         self.check_lora()
         check_quantization(self, frozen=self.is_lora or self.train_expert_only)
@@ -126,6 +128,30 @@ class Settings(AdapterKeys):
                 re.compile(pattern)
             except re.error as error:
                 raise bad("freeze_pattern", pattern, f"not a regular expression: {error}", "correct it") from error
+
+    def _check_types(self) -> None:
+        ends = self.noise_range if isinstance(self.noise_range, Sequence) else [self.noise_range]
+        numbers = {"noise_level": [self.noise_level], "noise_range": ends, "rtc_max_weight": [self.rtc_max_weight]}
+        for key, values in numbers.items():
+            usual = int | float | None if key == "noise_level" else int | float
+            if any(isinstance(v, bool) or not isinstance(v, usual) or v == math.inf for v in values):
+                raise bad(key, getattr(self, key), "it is no number", "set it to a number (noise_range: to two)")
+        if self.rtc_max_weight <= 0:
+            raise bad("rtc_max_weight", self.rtc_max_weight, "without a weight nothing is guided", "set it above 0")
+        for key in ("model_path", "tokenizer_path", "statistics_key"):
+            if not isinstance(value := getattr(self, key), str | None):
+                raise bad(key, value, "it is no text", "put it into quotes")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+            raise bad("seed", self.seed, "seeds are whole numbers", "set it to 0 or more")
+        if self.model_path is None and self.statistics_key is not None:
+            reason = "it names statistics of a folder, and model_path is null"
+            raise bad("statistics_key", self.statistics_key, reason, "remove the key")
+        names = self.cameras
+        if names is None:
+            return
+        if isinstance(names, str) or not isinstance(names, Sequence) or not names or len({*names}) < len(names):
+            reason = "it lists different cameras of the env"
+            raise bad("cameras", names, reason, "set it to a list such as [front, wrist], or null for all cameras")
 
     def check_horizon(self, horizon: int) -> None:
         """Refuses to execute more actions than are denoised."""
@@ -139,17 +165,19 @@ class Settings(AdapterKeys):
         elif self.noise_level is None or not (math.isfinite(self.noise_level) and self.noise_level > 0):
             reason = "a chain without noise has no log-probs, hence nothing to learn from"
             raise bad("noise_level", self.noise_level, reason, "set it above 0, e.g. 0.5; an evaluation has no noise")
-        low, high = self.noise_range if len(self.noise_range) == 2 else (0.0, 0.0)
+        ends = self.noise_range if isinstance(self.noise_range, Sequence) else ()
+        low, high = ends if len(ends) == 2 else (0.0, 0.0)
         if not 0 < low < high:
             reason = "the standard deviation lies between its two numbers, and 0 has no log-probs"
-            raise bad("noise_range", list(self.noise_range), reason, "set two numbers above 0, the smaller first")
+            raise bad("noise_range", self.noise_range, reason, "set two numbers above 0, the smaller first")
 
     def _check_steering(self) -> None:
         """Refuses keys that mean nothing where a head chooses the first noise of a frozen policy."""
         for field in fields(self):
             name, value, usual = field.name, getattr(self, field.name), field.default
             reason = NOT_STEERING.get(name, FROZEN if name.startswith("lora_") else None)
-            same = list(value) == list(usual) if isinstance(usual, tuple) else value in (usual, None)
+            pairs = isinstance(usual, tuple) and isinstance(value, Sequence)
+            same = list(value) == list(usual) if pairs else value in (usual, None)
             if reason is not None and not same:
                 shown = "null" if name in ("noise_level", "trainable_map") else usual
                 raise bad(name, value, f"with noise_method noise_policy {reason}", f"set it to {shown}")
@@ -169,6 +197,20 @@ class Settings(AdapterKeys):
         """Values of a decision."""
         return self.num_action_chunks if self.value_type == "action_level" else 1
 
+    def _check_divided(self) -> None:
+        """Refuses sizes of random weights that do not divide each other."""
+        heads = self.num_attention_heads
+        parts = {
+            "hidden_size": heads if self.head_dim is None else 1, "num_attention_heads": self.num_key_value_heads,
+            "vision_hidden_size": self.vision_heads or 4, "expert_hidden_size": 2,
+        }  # fmt: skip
+        for key, part in parts.items():
+            if getattr(self, key) % part:
+                raise bad(key, getattr(self, key), f"{part} parts do not divide it", f"set it to a multiple of {part}")
+        if (self.head_dim or self.hidden_size // heads) % 2:
+            reason = "a head's numbers are rotated in pairs"
+            raise bad("head_dim", self.head_dim, reason, "set it to an even number, as hidden_size / heads is")
+
     def random_sizes(self, vocab: int) -> Sizes:
         """Sizes of a network with random weights.
 
@@ -176,6 +218,7 @@ class Settings(AdapterKeys):
             vocab: ids of the tokenizer.
         """
         heads = self.num_attention_heads
+        self._check_divided()
         tower = TowerSizes(
             self.vision_hidden_size, self.vision_intermediate_size, self.vision_num_layers, self.vision_heads or 4,
             self.patch_size, self.image_size // self.patch_size,

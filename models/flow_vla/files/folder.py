@@ -59,6 +59,9 @@ class Folder:
         stored = Stored.of(path, ())
         folder = cls(path, config, stored, rename(stored.plain.values()))
         folder._check_names()
+        with reading(path / "config.json", "chunk, prompt or pictures are not as expected"):
+            if min(folder.horizon, folder.prompt_tokens) < 1 or not all(map(str, folder.cameras)):
+                raise ValueError(f"chunks of {folder.horizon} actions, prompts of {folder.prompt_tokens} tokens")
         return folder
 
     @property

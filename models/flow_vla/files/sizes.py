@@ -40,10 +40,16 @@ def read_sizes(layout: str, shapes: Shapes, said: Mapping[str, Any], vlm: Mappin
             f"heads of {head_dim} numbers do not divide queries of {inner} and keys of {memory}",
             "set actor.model.head_dim to the size of a head of the text layers",
         )
+    size, token = said.get("image_size") or tower.image_size, tower.patch * _shuffle(shapes, tower)
+    if size % token:
+        raise CheckpointError(
+            f"pictures of {size} pixels are not filled by tokens of {token}",
+            f"set config.json's size of pictures to a multiple of {token}, as it was in the training",
+        )
     return Sizes(
         layout, tower, trunk, _stream(shapes, "layers.0.expert."), _layers(shapes),
         inner // head_dim, memory // head_dim, head_dim, _shape(shapes, "embed_tokens.weight")[0],
-        said["horizon"], said.get("image_size") or tower.image_size, _shuffle(shapes, tower),
+        said["horizon"], size, _shuffle(shapes, tower),
         text.get("rms_norm_eps", SMOLVLM_EPS) if smol else 1e-6, said.get("cross_every", 0),
         _state_width(shapes), _shape(shapes, "action_in_proj.weight")[1],
         said.get("min_period", 4e-3), said.get("max_period", 4.0),

@@ -12,6 +12,7 @@ identity   x                               –
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -53,6 +54,13 @@ class Scale:
         first, second = (values[name] for name in PAIRS[kind])
         if len(first) != len(second):
             raise CheckpointError(f"{where} has {len(first)} and {len(second)} statistics", "use a whole folder")
+        for number, (low, high) in enumerate(zip(first, second, strict=True)):
+            if not 0 <= high - (0.0 if kind == "mean_std" else low) < math.inf or not math.isfinite(low):
+                raise CheckpointError(
+                    f"{where} has impossible statistics: of its number {number} {PAIRS[kind][0]} is {low:g} and "
+                    f"{PAIRS[kind][1]} {high:g}",
+                    "use the folder of a policy that was fine-tuned on a data set without damage",
+                )
         return cls(kind, first, second, eps, openpi, values)
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 from torch import nn
 
@@ -59,7 +60,7 @@ def _tower(model: FlowVLA, pictures: int) -> Part:
 
 def _trunk(model: FlowVLA, prefix: int) -> Part:
     """The trunk and, in SmolVLA, the state in front of it."""
-    sizes, streams = model.sizes, [layer.trunk for layer in model.layers]
+    sizes, streams = model.sizes, [layer.trunk for layer in _layers(model)]
     whole = sum(hasattr(stream, "mlp") for stream in streams)
     first = [model.state_proj] if sizes.state_place == "prefix" else []
     products = prefix * sum(map(_linears, streams)) + sum(map(_linears, first))
@@ -70,9 +71,9 @@ def _trunk(model: FlowVLA, prefix: int) -> Part:
 
 def _projected(model: FlowVLA, prefix: int) -> Part:
     """The trunk's keys and values as layers of cross-attention project them, once for all steps."""
-    projections = [layer.expert.self_attn for layer in model.layers if layer.cross]
+    projections = [layer.expert.self_attn for layer in _layers(model) if layer.cross]
     products = prefix * sum(_linears(one.k_proj) + _linears(one.v_proj) for one in projections)
-    below = _trained(model.vision, model.projector, *(layer.trunk for layer in model.layers), adapters=True)
+    below = _trained(model.vision, model.projector, *(layer.trunk for layer in _layers(model)), adapters=True)
     return Part(products, 0, _trained(*projections), below)
 
 
@@ -81,18 +82,22 @@ def _expert(model: FlowVLA, prefix: int) -> Part:
     sizes = model.sizes
     first = [model.state_proj] if sizes.state_place == "suffix" else []
     suffix = sizes.horizon + len(first)
-    streams = [layer.expert for layer in model.layers]
+    streams = [layer.expert for layer in _layers(model)]
     norms = [part for part in (*chain(*(s.modules() for s in streams)), model.expert_norm)
              if isinstance(part, AdaptiveNorm)]  # fmt: skip
     once = sum(map(_linears, (*norms, *first)))
     times = _linears(model.time_mlp_in) + _linears(model.time_mlp_out)
     actions = _linears(model.action_in_proj) + _linears(model.action_out_proj)
-    crossed = [layer.expert.self_attn for layer in model.layers if layer.cross]
+    crossed = [layer.expert.self_attn for layer in _layers(model) if layer.cross]
     layers = sum(map(_linears, streams)) - sum(_linears(one.k_proj) + _linears(one.v_proj) for one in crossed)
     layers -= sum(_linears(norm) for norm in norms if norm is not model.expert_norm)
     products = suffix * layers + sizes.horizon * actions + once + times * (1 if sizes.adaptive else sizes.horizon)
     seen = len(crossed) * prefix + (len(streams) - len(crossed)) * (prefix + suffix)
     return Part(products, 4 * suffix * seen * sizes.heads * sizes.head_dim, _trained(*streams), True)
+
+
+def _layers(model: FlowVLA) -> list[Any]:
+    return list(model.layers)
 
 
 def _linears(module: nn.Module) -> int:
