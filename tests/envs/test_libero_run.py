@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import imageio.v3 as iio
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+import warm
 
 SMALL = (
     "env=libero_object", "tracker=jsonl", "runner.save_interval=1", "runner.val_check_interval=-1",
@@ -25,8 +24,7 @@ pytestmark = pytest.mark.sim
 
 def start(folder: Path, *overrides: str, entry: str = "train") -> str:
     """Run the command in ``folder``; what it printed."""
-    command = [sys.executable, "-m", f"embodied.{entry}", *SMALL, *overrides]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=560, encoding="utf-8")
+    done = warm.python(["-m", f"embodied.{entry}", *SMALL, *overrides], folder, timeout_s=560.0)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -99,8 +97,7 @@ def test_one_worker_and_two_give_the_same_run_bit_by_bit(tmp_path: Path) -> None
 @pytest.mark.slow
 def test_the_checkpoint_of_the_quickstart_is_evaluated_by_the_rules_of_others_with_one_word(tmp_path: Path) -> None:
     def embodied(*words: str) -> str:
-        command = [sys.executable, "-m", "embodied", *words]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=560, encoding="utf-8")
+        done = warm.python(["-m", "embodied", *words], tmp_path, timeout_s=560.0)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

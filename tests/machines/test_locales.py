@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCALES = {"en_US.ISO-8859-1": ("en_US", "ISO-8859-1"), "zh_CN.GBK": ("zh_CN", "GBK")}
@@ -108,8 +109,8 @@ def test_a_run_is_that_of_every_other_machine(places, locale, tmp_path):
         if file.suffix in (".log", ".yaml", ".json", ".jsonl", ".html"):
             file.read_text(encoding="utf-8")
     there = {"LC_ALL": "C.UTF-8", "XDG_CACHE_HOME": str(tmp_path)}
-    again = command(*RUN, "runner.max_epochs=2", more=there, cwd=tmp_path)
-    assert again.returncode == 0, shown(again, "utf-8")
+    again = warm.python(["-m", *RUN, "runner.max_epochs=2"], tmp_path, there)
+    assert again.returncode == 0, again.stdout + again.stderr
 
 
 SLOW = pytest.mark.slow

@@ -5,14 +5,14 @@ from __future__ import annotations
 import gc
 import os
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
+import warm
 from rig import BOTH_STARTS
 
 from embodied import train
@@ -113,25 +113,26 @@ def test_which_workers_are_counted(tmp_path, monkeypatch, overrides, entry, work
         command.run([*TINY, *overrides, "--config-dir", str(TESTS / "config")], entry, Group())
 
 
-def start(limit: str, folder: Path, *overrides: str, entry: str = "train") -> subprocess.CompletedProcess[str]:
-    """Run a command under ``ulimit``, with 16 workers."""
-    options = " ".join((*TINY, "env.num_workers=16", *overrides, f"--config-dir {TESTS / 'config'}"))
-    command = f"ulimit {limit} && exec {sys.executable} -m embodied.{entry} {options}"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        ["bash", "-c", command],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        encoding="utf-8",
-    )
+LIMITED = """
+import resource, runpy, sys
+limit, which, module = sys.argv[1:4]
+del sys.argv[1:4]
+hard = int(limit) if which == "hard" else resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(limit), hard))
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+
+
+def start(limit: int, which: str, folder: Path, *overrides: str, entry: str = "train") -> CompletedProcess[str]:
+    """Runs a command with 16 workers. ``which``: the limit that is set, ``soft`` or also ``hard``."""
+    options = (*TINY, "env.num_workers=16", *overrides, "--config-dir", str(TESTS / "config"))
+    words = ["-c", LIMITED, str(limit), which, f"embodied.{entry}", *options]
+    return warm.python(words, folder, {"PYTHONPATH": str(ROOT)})
 
 
 @pytest.mark.parametrize("entry", ["train", "eval", "tools.demos", "tools.bench"])
 def test_a_hard_limit_that_is_too_low_is_refused_with_both_numbers(tmp_path, entry):
-    done = start("-n 40", tmp_path, *(["demos.episodes=16"] if entry == "tools.demos" else []), entry=entry)
+    done = start(40, "hard", tmp_path, *(["demos.episodes=16"] if entry == "tools.demos" else []), entry=entry)
     assert done.returncode == 2, done.stderr
     needed, allowed = map(int, re.search(r"needs (\d+) open files .* and (\d+) are allowed", done.stderr).groups())
     assert 16 * WORKER + RESERVE < needed <= 16 * WORKER + RESERVE + POOL + 16
@@ -144,7 +145,7 @@ def test_a_hard_limit_that_is_too_low_is_refused_with_both_numbers(tmp_path, ent
 
 @pytest.mark.skipif(not HAVE_MANY, reason="the hard limit of this machine is too low itself")
 def test_a_soft_limit_that_is_too_low_is_raised(tmp_path):
-    done = start("-Sn 40", tmp_path)
+    done = start(40, "soft", tmp_path)
     assert done.returncode == 0, done.stderr
     assert "1 iterations done" in done.stdout
 

@@ -88,7 +88,7 @@ def test_tensors_without_memory_are_counted_as_those_with_it(tmp_path, more):
 def test_a_checkpoint_is_counted_without_memory_as_with_it(tmp_path):
     """The limit is reached while a tensor is mapped, where torch hides the error behind another."""
     true_size.write_folder(tmp_path / "model", size="tiny", shard_bytes=10**6)
-    sizes = ("model=openvla_oft", "actor.model.size=tiny", "actor.model.unnorm_key=null")
+    sizes = ("model=openvla_oft", "actor.model.size=tiny", "actor.model.unnorm_key=null", "actor.micro_batch_size=2")
     checked = checked_of(tmp_path, *sizes, f"actor.model.model_path={tmp_path / 'model'}")
     real, sizes_alone = counted(checked), counted(checked, limit=2 * 10**6)
     assert real.with_memory
