@@ -176,8 +176,8 @@ class Settings(AdapterKeys):
         for field in fields(self):
             name, value, usual = field.name, getattr(self, field.name), field.default
             reason = NOT_STEERING.get(name, FROZEN if name.startswith("lora_") else None)
-            pairs = isinstance(usual, tuple) and isinstance(value, Sequence)
-            same = list(value) == list(usual) if pairs else value in (usual, None)
+            pair = isinstance(usual, tuple) and isinstance(value, Sequence)
+            same = (tuple(value) if pair else value) in (usual, None)
             if reason is not None and not same:
                 shown = "null" if name in ("noise_level", "trainable_map") else usual
                 raise bad(name, value, f"with noise_method noise_policy {reason}", f"set it to {shown}")
@@ -236,7 +236,7 @@ class Settings(AdapterKeys):
 
 FROZEN, NO_NOISE = "nothing is trained but its head", "no step of a chain is random"
 NOT_STEERING = {
-    "train_expert_only": FROZEN, "is_lora": FROZEN, "trainable_map": FROZEN, "noise_steps": NO_NOISE,
+    "train_expert_only": FROZEN, "train_state_proj": FROZEN, "is_lora": FROZEN, "trainable_map": FROZEN, "noise_steps": NO_NOISE,
     "noise_level": NO_NOISE, "noise_range": NO_NOISE,
 }  # fmt: skip
 """Keys that mean nothing with noise_policy, like those of adapters, and why."""
