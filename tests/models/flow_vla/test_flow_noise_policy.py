@@ -1,7 +1,8 @@
-"""A head that chooses the first noise of a frozen flow policy: the same policy untrained, and what an update touches."""
+"""A head that chooses the first noise of a frozen flow policy: untrained it changes nothing; what an update touches."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,24 @@ from test_flow_folders import tokenizer
 from test_flow_policy import SMALL, flow, observed  # noqa: F401
 from torch import Tensor
 
+from embodied import train
 from embodied.errors import CheckpointError, ConfigError
+from embodied.learn.checkpoint.metadata import read_meta
 from embodied.learn.imitation import make_imitation
 from embodied.learn.trainer import Trainer
 from embodied.schema import ActorConfig, AlgorithmConfig, ModelConfig, OptimConfig
 from embodied.testing import check_policy
 from embodied.types import EnvSpec, Episode, EpisodeResult, Sampling, Start
 
+RUN = (
+    "env=fake", "env.num_workers=1", "env.train.reward_mode=dense", "model=flow_vla_tiny", "algorithm=ppo",
+    "tracker=jsonl", "runner.device=cpu", "runner.max_epochs=2", "algorithm.update_epoch=2",
+    "actor.model.noise_method=noise_policy", "actor.model.noise_level=null", "actor.model.train_expert_only=true",
+    "algorithm.logprob_type=chunk_level", "algorithm.entropy_type=chunk_level", "algorithm.kl_beta=0.1",
+    "algorithm.kl_penalty_type=full", "rollout.recompute_logprobs=true", "runner.save_interval=1",
+    "runner.val_check_interval=-1", "algorithm.rollout_epoch=2", "env.train.max_episode_steps=8",
+    "env.eval.video_cfg.save_video=false", "--config-dir", str(Path(__file__).parents[2] / "config"),
+)  # fmt: skip
 STEERED: Mapping[str, Any] = {"noise_method": "noise_policy"}
 GREEDY = Sampling(do_sample=False)
 Flow = Callable[..., FlowVLAPolicy]
@@ -219,6 +231,24 @@ def test_grpo_learns_which_noise_to_begin_with(flow: Flow, made_up_env: EnvSpec)
         trainer.update(arrays, results, iteration)
     assert np.mean(means[-8:]) > np.mean(means[:8]) + 0.3
     assert all(torch.equal(p, frozen[name]) for name, p in policy.model.named_parameters())
+
+
+def test_a_run_is_resumed_exactly_and_saves_the_heads_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    """With values, old log-probs that are computed anew, and the KL of Gaussians."""
+    monkeypatch.chdir(tmp_path)
+    assert train.main([*RUN, "runner.experiment_name=whole"]) == 0
+    for epochs in (1, 2):
+        assert train.main([*RUN, "runner.experiment_name=parts", f"runner.max_epochs={epochs}"]) == 0
+    metas = [read_meta(Path(f"runs/{name}/checkpoints/000002")) for name in ("whole", "parts")]
+    whole, parts = ({name: sum_ for name, sum_ in meta.checksums.items() if name != ".metadata"} for meta in metas)
+    assert whole == parts
+    assert {name.split(".")[0] for name in metas[0].parameters} == {"noise_policy", "value_head"}
+    rows = [json.loads(line) for line in Path("runs/whole/metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert rows[-1]["train/kl_reference"] > 0
+    assert rows[-1]["train/logprob_gap"] < 1e-4
+    assert rows[-1]["train/entropy"] > 0
 
 
 # -- bad input -------------------------------------------------------------------------------------------------------
