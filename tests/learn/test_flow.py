@@ -120,6 +120,19 @@ def test_the_gradient_is_that_of_the_formula_written_out(collected, level):
         torch.testing.assert_close(seen[name], parameter.grad, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize(("distance", "left_out"), [(1e6, 0), (np.inf, 0), (np.nan, 1)])
+def test_log_ratios_that_are_not_finite_change_nothing(collected, distance, left_out):
+    """A density may be far from the recorded one. What is infinite is clipped and has no gradient; an update with NaN
+    is left out and counted."""
+    env, arrays, results = collected
+    made = trainer(env, "chunk_level")
+    before = {name: p.detach().clone() for name, p in made.policy.named_parameters()}
+    spoilt = {**arrays, "logprobs": arrays["logprobs"] - np.float32(distance)}
+    metrics, _ = made.update(spoilt, results, iteration=0)
+    assert (metrics["train/bad_updates"], metrics["train/optimizer_steps"]) == (left_out, 1 - left_out)
+    assert all(torch.equal(p, before[name]) for name, p in made.policy.named_parameters())
+
+
 def test_what_was_not_executed_changes_nothing(collected):
     env, arrays, results = collected
     clean, dirty = trainer(env, "action_level"), trainer(env, "action_level")
