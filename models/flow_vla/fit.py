@@ -9,10 +9,11 @@ from typing import Any
 from embodied.errors import ConfigError, SpecMismatchError, broken, refuse
 from embodied.types import ContinuousAction, EnvSpec
 
-from .inputs.normalization import PAIRS, Scale
+from .inputs.normalization import DEMONSTRATIONS, PAIRS, Scale
 from .parts import Parts
 
 EPS = 1e-8  # LeRobot's
+KEY = "actor.model.statistics_key"
 IDENTITY = Scale("identity")
 
 
@@ -99,8 +100,8 @@ def _check_state(parts: Parts, env: EnvSpec) -> None:
     if width is not None and state.shape[0] != width:
         raise SpecMismatchError(
             f"the statistics are of a state of {width} numbers, the env gives {state.shape[0]}",
-            "choose an env with the state that the policy was trained with, or name other statistics "
-            "(actor.model.statistics_key)",
+            "choose an env with the state that the policy was trained with, name other statistics "
+            f"({KEY}), or clone demonstrations with theirs ({KEY}={DEMONSTRATIONS})",
         )
     if parts.model.sizes.state_place != "text" and state.shape[0] > most:
         raise SpecMismatchError(
@@ -119,7 +120,8 @@ def _check_actions(parts: Parts, env: EnvSpec) -> None:
     if width is not None and (parts.source is not None or parts.now.name) and env.action_dim != width:
         raise SpecMismatchError(
             f"the statistics are of actions of {width} numbers, the env takes {env.action_dim}",
-            "choose the env that the policy was trained for, or name other statistics (actor.model.statistics_key)",
+            "choose the env that the policy was trained for, name other statistics "
+            f"({KEY}), or clone demonstrations with theirs ({KEY}={DEMONSTRATIONS})",
         )
     if env.action_dim > most:
         raise SpecMismatchError(

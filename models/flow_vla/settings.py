@@ -32,7 +32,8 @@ class Settings(AdapterKeys):
     model_path: str | None = None
     layout: str | None = None  # smolvla, pi0 or pi05; null = the folder's
     tokenizer_path: str | None = None  # tokenizer.json, where the folder has none; null = the folder's, else bytes
-    statistics_key: str | None = None  # data set whose statistics count; null = those without a name
+    # data set whose statistics count; null = those without a name; demonstrations = those that are cloned next
+    statistics_key: str | None = None
     # cameras of the env by name, in the order of the folder's places for pictures; null = all, in the env's order
     cameras: Sequence[str] | None = None
     seed: int = 0  # of random weights, adapters and heads

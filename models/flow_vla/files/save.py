@@ -48,8 +48,9 @@ def save_folder(parts: Parts, path: Path, dtype: torch.dtype | None = None) -> N
     """
     if path.exists() and any(path.iterdir()):
         raise CheckpointError(f"{path} is not empty", "give a new folder; nothing is overwritten")
-    if parts.now.action.width is None and parts.source is None:
-        raise CheckpointError("the policy has no range of actions yet", "bind it to an env before saving")
+    if parts.now.action.awaited or (parts.now.action.width is None and parts.source is None):
+        fix = "bind it to an env, or clone demonstrations, before saving"
+        raise CheckpointError("the policy has no range of actions yet", fix)
     path.mkdir(parents=True, exist_ok=True)
     base = None if parts.source is None else Folder.open(str(parts.source))
     state = _state(parts, base)
@@ -141,7 +142,7 @@ def _fillers(sizes: Sizes) -> Iterator[tuple[str, Tensor]]:
 
 def _config(parts: Parts, base: Folder | None) -> dict[str, Any]:
     if base is not None and not base.openpi:
-        return dict(base.config)
+        return {**base.config, **_features(parts, base.config)}
     sizes, now = parts.model.sizes, parts.now
     smol, size = not sizes.gemma, [sizes.image_size] * 2
     visual = {f"observation.images.{name}": {"type": "VISUAL", "shape": [3, *size]} for name in _cameras(parts)}
@@ -166,6 +167,16 @@ def _config(parts: Parts, base: Folder | None) -> dict[str, Any]:
         **common, "image_resolution": size, "num_inference_steps": parts.settings.num_steps, "dtype": "float32",
         "paligemma_variant": "gemma_2b", "action_expert_variant": "gemma_300m",
     }  # fmt: skip
+
+
+def _features(parts: Parts, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Features of a folder with the widths of now: LeRobot cuts padded actions by them."""
+    widths = {"input_features": (STATE, parts.now.state.width), "output_features": (ACTION, parts.now.action.width)}
+    return {
+        group: {**config[group], name: {**config[group][name], "shape": [width]}}
+        for group, (name, width) in widths.items()
+        if width is not None and name in config.get(group, {})
+    }
 
 
 def _cameras(parts: Parts) -> tuple[str, ...]:

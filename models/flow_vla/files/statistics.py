@@ -11,11 +11,13 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
 from embodied.errors import CheckpointError, unknown_name
 from embodied.lib.files import reading
 
 from ...shared.files import read_json, read_safetensors
-from ..inputs.normalization import PAIRS, Scale
+from ..inputs.normalization import DEMONSTRATIONS, PAIRS, Scale
 from .folder import Folder, state_file
 
 STATE, ACTION = "observation.state", "action"
@@ -36,7 +38,7 @@ def read_scales(folder: Folder, key: str | None) -> Scales:
     """Reads the statistics of a folder.
 
     Args:
-        key: name of a data set; null = the only ones.
+        key: name of a data set, or :data:`DEMONSTRATIONS`; null = the only ones.
 
     Raises:
         CheckpointError: there are none, or those of no data set were named where there are several.
@@ -47,13 +49,15 @@ def read_scales(folder: Folder, key: str | None) -> Scales:
 
 def _of_lerobot(folder: Folder, key: str | None) -> Scales:
     step = _normalizer(folder)
-    tables = _tables(folder, step)
-    name = _choose(sorted(tables), key, str(folder.path / PREPROCESSOR))
     with reading(folder.path / PREPROCESSOR, "its normaliser is not as expected"):
         kinds, eps = step["config"]["norm_map"], float(step["config"].get("eps", 1e-8))
         modes = {feature: str(kinds[kind]).lower() for feature, kind in ((STATE, "STATE"), (ACTION, "ACTION"))}
         if unknown := [mode for mode in modes.values() if mode not in PAIRS]:
             raise ValueError(f"normalisation {unknown[0]!r}, known are {', '.join(PAIRS)}")
+    if key == DEMONSTRATIONS:
+        return Scales(Scale(modes[STATE], eps=eps), Scale(modes[ACTION], eps=eps), "")
+    tables = _tables(folder, step)
+    name = _choose(sorted(tables), key, str(folder.path / PREPROCESSOR))
     state, action = (
         Scale.of(modes[f], tables[name].get(f, {}), eps, False, f"{folder.path}: {f}") for f in (STATE, ACTION)
     )
@@ -89,7 +93,9 @@ def _normalizer(folder: Folder) -> Mapping[str, Any]:
 def _tables(folder: Folder, step: Mapping[str, Any]) -> dict[str, dict[str, dict[str, tuple[float, ...]]]]:
     """Statistics by data set ("": of no name), feature and statistic."""
     found: dict[str, dict[str, dict[str, tuple[float, ...]]]] = {}
-    for name, tensor in read_safetensors(state_file(folder.path, step)):
+    with unset_fake_temporarily():  # a policy that is counted without memory needs the numbers all the same
+        tensors = [*read_safetensors(state_file(folder.path, step))]
+    for name, tensor in tensors:
         if (match := KEY.match(name)) is not None:
             features = found.setdefault(match["set"] or "", {})
             feature = STATE if "state" in match["feature"] else ACTION
@@ -109,12 +115,16 @@ def _choose(names: list[str], key: str | None, where: str) -> str:
         raise CheckpointError(
             f"{where} has no statistics of {ACTION} and {STATE}: they stand under the names of data sets: "
             f"{', '.join(names)}",
-            f"name the one that is like the env: actor.model.statistics_key={names[0]}",
+            f"name the one that is like the env: actor.model.statistics_key={names[0]}; or, to clone demonstrations, "
+            f"take theirs: actor.model.statistics_key={DEMONSTRATIONS}",
         )
     return key if key is not None else ""
 
 
 def _of_openpi(folder: Folder, key: str | None) -> Scales:
+    kind = "quantiles" if folder.layout == "pi05" else "mean_std"
+    if key == DEMONSTRATIONS:
+        return Scales(*[Scale(kind, eps=OPENPI_EPS, openpi=True)] * 2, "")
     files = {file.parent.name: file for file in sorted(folder.path.glob("assets/*/norm_stats.json"))}
     if not files:
         raise CheckpointError(
@@ -129,7 +139,6 @@ def _of_openpi(folder: Folder, key: str | None) -> Scales:
     name = next(iter(files)) if key is None else key
     if name not in files:
         raise unknown_name("data set", name, list(files), "actor.model.statistics_key")
-    kind = "quantiles" if folder.layout == "pi05" else "mean_std"
     with reading(files[name], "it has no norm_stats of state and actions"):
         values = read_json(files[name])["norm_stats"]
         tables = [

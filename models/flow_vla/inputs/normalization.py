@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from embodied.errors import CheckpointError
+from embodied.errors import CheckpointError, ConfigError
 
 from ...shared.constants import constant
 
@@ -28,6 +28,8 @@ PAIRS = {
     "identity": (),
 }  # fmt: skip
 """Kind of normalisation → the two statistics that it reads."""
+DEMONSTRATIONS = "demonstrations"
+"""Value of statistics_key: the statistics are still to come, with the demonstrations that are cloned."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,11 @@ class Scale:
         """Numbers of the feature; None where nothing tells it."""
         return len(self.first) or None
 
+    @property
+    def awaited(self) -> bool:
+        """Whether the statistics are still to come, from demonstrations."""
+        return self.kind != "identity" and not self.first
+
     def normalize(self, x: Tensor) -> Tensor:
         """Normalises [..., width]."""
         if self.kind == "identity":
@@ -91,6 +98,11 @@ class Scale:
         return (x + 1.0) * self._range(first, second) / 2.0 + first
 
     def _values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self.awaited:
+            raise ConfigError(
+                f"the policy waits for the statistics of demonstrations (actor.model.statistics_key={DEMONSTRATIONS})",
+                "clone demonstrations (python -m embodied.sft) and go on from that checkpoint, or name a data set",
+            )
         return constant(self.first, x.dtype, x.device), constant(self.second, x.dtype, x.device)
 
     def _range(self, low: Tensor, high: Tensor) -> Tensor:

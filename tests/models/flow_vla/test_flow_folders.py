@@ -252,6 +252,34 @@ def test_heads_that_no_file_says(tmp_path: Path) -> None:
     assert "actor.model.vision_heads" in caught.value.remedy
 
 
+@pytest.mark.parametrize("name", ["smolvla_tiny", "openpi_pi05_tiny"])
+def test_statistics_may_come_with_the_demonstrations_of_another_robot(name: str, tmp_path: Path) -> None:
+    path, file = folder_of(name, tmp_path), str(tokenizer(tmp_path))
+    policy = opened(path, name, tokenizer_path=file, statistics_key="demonstrations")
+    policy.bind(env_of(state=3, actions=5))
+    assert policy.extra_state() == {}, "sft.statistics=auto takes the demonstrations'"
+    with pytest.raises(ConfigError, match="waits for the statistics") as caught:
+        policy.parts.actions(torch.zeros(1, 6, 32))
+    assert "embodied.sft" in caught.value.remedy
+    with pytest.raises(CheckpointError, match="no range of actions"):
+        policy.save(tmp_path / "early")
+    values = {"mean": [0.5], "std": [2.0], "q01": [-1.0], "q99": [3.0]}
+    policy.use_statistics("demonstrations", {"action": _times(values, 5), "proprio": _times(values, 3)})
+    policy.save(tmp_path / "saved")
+    again = build_policy(model_path=str(tmp_path / "saved"), num_action_chunks=4)
+    assert again.parts.now.action.kind == opened(path, name).parts.now.action.kind
+    assert (again.parts.now.state.width, again.parts.now.action.width) == (3, 5)
+    chunk = torch.ones(1, 6, 32)
+    assert gap(again.parts.now.action.denormalize(chunk[:, :4, :5]), policy.parts.actions(chunk)) < 1e-5
+    config = json.loads((tmp_path / "saved" / "config.json").read_text(encoding="utf-8"))
+    assert config["output_features"]["action"]["shape"] == [5]
+    assert config["input_features"]["observation.state"]["shape"] == [3]
+
+
+def _times(values: dict[str, list[float]], count: int) -> dict[str, list[float]]:
+    return {name: numbers * count for name, numbers in values.items()}
+
+
 def test_keys_that_contradict_the_folder_or_each_other(tmp_path: Path) -> None:
     path = folder_of("pi0_tiny", tmp_path)
     refused(path, "pi0_tiny", "a chunk has 6 actions", "set it to 6 or less", ConfigError, num_action_chunks=7)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from embodied import train
 from embodied.errors import ConfigError
@@ -100,6 +102,21 @@ def test_a_checkpoint_is_counted_without_memory_as_with_it(tmp_path):
 
 
 TEXTS = ("env=fake_text", "model=causal_lm_tiny", "env.train.total_num_envs=32", "runner.experiment_name=texts")
+
+
+@pytest.mark.parametrize("more", [(), ("actor.model.value_head=true", "actor.model.noise_steps=all")])
+def test_a_flow_policy_s_folder_is_counted_without_memory_as_with_it(tmp_path, more):
+    folder, file = HERE / "models" / "golden" / "flow" / "smolvla_tiny", tmp_path / "tokenizer.json"
+    Tokenizer(WordLevel({"?": 0}, unk_token="?")).save(str(file))
+    keys = {"model_path": folder, "tokenizer_path": file, "num_action_chunks": 4, "gradient_checkpointing": "false"}
+    words = [f"actor.model.{key}={value}" for key, value in keys.items()]
+    checked = checked_of(tmp_path, "model=smolvla", *words, "actor.micro_batch_size=2", *more)
+    real, sizes_alone = counted(checked), counted(checked, limit=0)
+    one, other = (counts.passes for counts in (real, sizes_alone))
+    assert sizes_alone.weights == real.weights
+    assert replace(other, act=0) == replace(one, act=0)
+    assert abs(other.act - one.act) < 1024, "constants of the first call stay"
+    assert sizes_alone.with_memory is False
 
 
 @pytest.mark.parametrize("more", [(), ("algorithm=ppo", "algorithm.sampling_params.repetition_penalty=1.2")])
