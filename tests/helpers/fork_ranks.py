@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import os
 import runpy
+import signal
 import sys
 
 from ranks import free_port
 
+GRACE_S = 30
+"""A rank may say what is wrong after another has ended for it."""
+
 
 def main(size: int, module: str, arguments: list[str]) -> int:
-    """Runs a module as ``python -m`` does in each rank. Returns 0 if all ended so; else ends all and returns 1."""
+    """Runs a module as ``python -m`` does in each rank. Returns 0 if all ended so; else kills those that
+    do not end themselves, and returns 1."""
     import torch._dynamo  # noqa: F401 (an optimizer imports it)
 
     import embodied.learn.trainer
@@ -30,14 +35,19 @@ def main(size: int, module: str, arguments: list[str]) -> int:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
             return 0
         pids.append(pid)
+    return _ended(pids)
+
+
+def _ended(pids: list[int]) -> int:
+    failed = False
+    signal.signal(signal.SIGALRM, lambda *_: [os.kill(pid, signal.SIGKILL) for pid in pids])
     while pids:
         pid, status = os.wait()
         pids.remove(pid)
-        if status:
-            for other in pids:
-                os.kill(other, 9)
-            return 1
-    return 0
+        if status and not failed:
+            failed = True
+            signal.alarm(GRACE_S)
+    return int(failed)
 
 
 if __name__ == "__main__":

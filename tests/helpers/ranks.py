@@ -19,7 +19,7 @@ from embodied.parallel.group import Group
 DEADLINE_S = 120.0
 FORKS = get_context("forkserver")
 """Ranks are forks of a process that has imported torch, once for all tests of this process."""
-FORKS.set_forkserver_preload(["torch", "embodied.learn.trainer", "embodied.run.session", "torch._dynamo", "ranks"])
+FORKS.set_forkserver_preload(["torch", "embodied.learn.trainer", "embodied.run.rl", "torch._dynamo", "ranks"])
 
 
 def free_port() -> int:

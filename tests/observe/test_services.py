@@ -35,6 +35,7 @@ RUN = (
     "runner.val_check_interval=2", "algorithm.rollout_epoch=4", "env.num_workers=1", "env.train.max_episode_steps=10",
     "env.eval.max_episode_steps=6", "env.eval.episodes_per_task=2", "--config-dir", str(HERE.parent / "config"),
 )  # fmt: skip
+UNSEEN = "env.eval.video_cfg.save_video=false"
 
 
 @pytest.fixture
@@ -160,11 +161,11 @@ def outcome(name: str) -> tuple[list[dict[str, float]], bytes]:
 
 
 def test_a_run_gives_the_same_numbers_whatever_its_tracker_does(record, monkeypatch):
-    assert train.main([*RUN, "runner.experiment_name=without"]) == 0
+    assert train.main([*RUN, UNSEEN, "runner.experiment_name=without"]) == 0
     assert train.main([*RUN, "tracker=wandb", "runner.experiment_name=with"]) == 0
     lines = record()
     monkeypatch.setenv("FAIL", "raise log")
-    assert train.main([*RUN, "tracker=wandb", "runner.experiment_name=failing"]) == 0
+    assert train.main([*RUN, UNSEEN, "tracker=wandb", "runner.experiment_name=failing"]) == 0
     assert outcome("with") == outcome("without")
     assert outcome("failing") == outcome("without")
     (table,) = [line["eval/success"] for line in lines if "eval/success" in line]
@@ -211,7 +212,7 @@ def test_a_stopped_run_does_not_wait_for_a_service_that_hangs(record, monkeypatc
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(Trackers, "log", stopping)
-    assert train.main([*RUN, "tracker=wandb", "runner.experiment_name=run", "runner.max_epochs=50"]) == 130
+    assert train.main([*RUN, UNSEEN, "tracker=wandb", "runner.experiment_name=run", "runner.max_epochs=50"]) == 130
     assert time.monotonic() - sent[0] < 8.0  # a stop signal grants 10 s for work
     assert ended(record()[0]["pid"])
     assert "waiting until wandb has taken what was logged, at most 0.3 s; Ctrl-C again ends" in capsys.readouterr().out

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 from killed_run import MOMENTS
 from logged import lasting_meta
 from test_run import FAST, HERE, lasting
@@ -75,14 +74,8 @@ LEFT = {
     [*((moment, True) for moment in MOMENTS), *((moment, False) for moment in ("rollout", "update", "writing"))],
 )
 def test_a_run_killed_at_any_moment_ends_as_one_that_never_was(tmp_path, never_killed, moment, async_save):
-    command = arguments(tmp_path, f"runner.checkpoint.async_save={async_save}", "env.num_workers=1")  # starts sooner
-    killed = subprocess.run(
-        [sys.executable, str(HERE / "helpers" / "killed_run.py"), moment, *command],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        encoding="utf-8",
-    )
+    command = arguments(tmp_path, f"runner.checkpoint.async_save={async_save}")
+    killed = warm.python([HERE / "helpers" / "killed_run.py", moment, *command])
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     if moment in LEFT:
         assert names(tmp_path) == sorted(LEFT[moment])

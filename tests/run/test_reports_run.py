@@ -83,9 +83,10 @@ def test_a_run_leaves_its_report_and_how_it_was_started(capfd: pytest.CaptureFix
 
 def test_a_run_without_traces_has_no_timeline_and_the_same_numbers() -> None:
     pytest.importorskip("vl_convert")
-    assert train.main([*RUN, "runner.experiment_name=usual", "runner.logger.report=false"]) == 0
+    unseen = "env.eval.video_cfg.save_video=false"
+    assert train.main([*RUN, unseen, "runner.experiment_name=usual", "runner.logger.report=false"]) == 0
     assert Path("runs/usual/trace").is_dir()
-    assert train.main([*RUN, "rollout.trace=false"]) == 0
+    assert train.main([*RUN, unseen, "rollout.trace=false"]) == 0
     assert not Path("runs/run/trace").exists()
     page = Path("runs/run/report.html").read_text(encoding="utf-8")
     assert "One rollout" not in page

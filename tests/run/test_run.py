@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import warm
 import yaml
 from logged import VARYING, lasting_meta
 from seeded_runs import tensors
@@ -39,8 +40,9 @@ HERE = Path(__file__).parents[1]
 FAST = (
     "env=fake", "model=fake", "tracker=jsonl", "runner.device=cpu", "runner.max_epochs=2", "runner.save_interval=-1",
     "runner.val_check_interval=-1", "algorithm.rollout_epoch=4", "env.train.max_episode_steps=10",
-    "env.eval.max_episode_steps=6", "env.eval.video_cfg.save_video=false",
+    "env.eval.max_episode_steps=6", "env.eval.video_cfg.save_video=false", "env.num_workers=1",
 )  # fmt: skip
+TWO = "env.num_workers=2"
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +103,7 @@ def no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_run_leaves_metrics_configuration_checkpoint_and_no_process(capsys):
     own, before = children(), set(os.listdir("/proc/self/fd"))
-    assert run("runner.save_interval=1", "runner.val_check_interval=2", "runner.checkpoint.max_keep=1") == 0
+    assert run("runner.save_interval=1", "runner.val_check_interval=2", "runner.checkpoint.max_keep=1", TWO) == 0
     assert [row["step"] for row in rows()] == [1, 2]
     first, last = rows()
     assert first["rollout/episodes"] == last["rollout/episodes"] == 8
@@ -124,8 +126,8 @@ def test_a_run_leaves_metrics_configuration_checkpoint_and_no_process(capsys):
 
 
 def test_the_same_seed_is_the_same_run_whatever_the_workers_and_the_schedule():
-    assert run(name="a") == 0
-    assert run("env.num_workers=1", "rollout.schedule=lockstep", name="b") == 0
+    assert run(TWO, name="a") == 0
+    assert run("rollout.schedule=lockstep", name="b") == 0
     assert lasting(rows("a")) == lasting(rows("b"))
     assert checkpoint_bytes(2, "a") == checkpoint_bytes(2, "b")
     assert run("runner.seed=5", name="c") == 0
@@ -359,7 +361,7 @@ def test_a_worker_that_fails_ends_the_run_with_its_traceback(capsys):
 @pytest.mark.parametrize(("fault", "start_method"), [("exception", "spawn"), ("kill", "spawn"), ("kill", "forkserver")])
 def test_a_worker_that_fails_once_changes_no_number(capsys, fault, start_method):
     assert run("rollout.trace=true", name="calm") == 0
-    options = ("env.train._target_=broken_envs.FailsOnce", "env.train.marker=failed", f"env.train.fault={fault}")
+    options = ("env.train._target_=broken_envs.FailsOnce", "env.train.marker=failed", f"env.train.fault={fault}", TWO)
     before = children()
     assert run(*options, f"env.start_method={start_method}", name="wild") == 0
     assert children() == before
@@ -405,12 +407,10 @@ def lines(path: Path) -> int:
 @pytest.mark.parametrize("whole_group", [False, True])
 def test_sigterm_leaves_a_checkpoint_from_which_the_same_command_goes_on(whole_group):
     """``whole_group``: as service managers and schedulers do, which also reaches the workers."""
-    slow = ("env.train.step_s=0.002", "runner.val_check_interval=1", "env.eval.step_s=0.002")
-    command = [sys.executable, "-m", "embodied.train", *arguments(*slow, "runner.max_epochs=200")]
+    slow = ("env.train.step_s=0.002", "runner.val_check_interval=1", "env.eval.step_s=0.002", TWO)
+    command = ["-m", "embodied.train", *arguments(*slow, "runner.max_epochs=200")]
     metrics = Path("runs/run/metrics.jsonl")
-    with subprocess.Popen(
-        command, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8"
-    ) as process:
+    with warm.Program(command, new_session=True) as process:
         wait_for(lambda: lines(metrics) >= 2 or process.poll() is not None, 60)
         (os.killpg if whole_group else os.kill)(process.pid, signal.SIGTERM)
         out, error = process.communicate(timeout=30)
@@ -435,8 +435,7 @@ def test_demonstrations_are_made_by_their_own_command(capsys):
 
 def test_sigkill_leaves_the_last_checkpoint_whole():
     slow = ("env.train.step_s=0.002", "runner.save_interval=1")
-    command = [sys.executable, "-m", "embodied.train", *arguments(*slow, "runner.max_epochs=200")]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    with warm.Program(["-m", "embodied.train", *arguments(*slow, "runner.max_epochs=200")]) as process:
         wait_for(lambda: Path("runs/run/checkpoints/000002/meta.json").exists(), 60)
         process.kill()
     last = int(checkpoints()[-1])
@@ -557,9 +556,9 @@ PPO = ("algorithm=ppo", "env.train.reward_mode=dense")
 @pytest.mark.parametrize("reward_type", ["chunk_level", "action_level"])
 def test_ppo_is_the_same_run_whatever_the_workers_and_goes_on_where_it_stopped(reward_type):
     options = (*PPO, f"algorithm.reward_type={reward_type}", "actor.model.value_type=${algorithm.reward_type}")
-    assert run(*options, name="a") == 0
-    assert run(*options, "env.num_workers=1", "rollout.schedule=lockstep", "runner.max_epochs=1", name="b") == 0
-    assert run(*options, "env.num_workers=1", "rollout.schedule=lockstep", name="b") == 0
+    assert run(*options, TWO, name="a") == 0
+    assert run(*options, "rollout.schedule=lockstep", "runner.max_epochs=1", name="b") == 0
+    assert run(*options, "rollout.schedule=lockstep", name="b") == 0
     assert lasting(rows("a")) == lasting(rows("b"))
     assert checkpoint_bytes(2, "a") == checkpoint_bytes(2, "b")
     assert {"train/value_loss", "train/explained_variance"} <= set(rows("a")[0])
@@ -753,7 +752,7 @@ def test_workers_that_rest_during_updates_change_no_number(monkeypatch):
         return update(*given)
 
     monkeypatch.setattr(Trainer, "update", watched)
-    common = ("env.num_workers=2", "runner.val_check_interval=1", "runner.logger.report=false", "runner.max_epochs=3")
+    common = (TWO, "runner.val_check_interval=1", "runner.logger.report=false", "runner.max_epochs=3")
     assert run(*common) == 0
     assert run(*common, "env.enable_offload=true", name="rests") == 0
     assert seen == [2, 2, 2, 0, 0, 0]

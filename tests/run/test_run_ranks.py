@@ -6,14 +6,13 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+import warm
 from test_run import arguments, checkpoints, lasting, lines, rows, run, wait_for
 
 from embodied.learn.checkpoint import loading
@@ -49,24 +48,21 @@ def command(*overrides: str, name: str = "run", entry: str = "train", forks: boo
     """
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
     launch = [str(HERE / "helpers" / "fork_ranks.py"), "2"] if forks else torchrun
-    return [sys.executable, *launch, f"embodied.{entry}", *arguments(*overrides, name=name)]
+    return [*launch, f"embodied.{entry}", *arguments(*overrides, name=name)]
 
 
 @contextmanager
-def started(*overrides: str, **options) -> Iterator[subprocess.Popen]:
+def started(*overrides: str, **options) -> Iterator[warm.Program]:
     """Ended with everything that it started, whatever happens."""
-    with Path("out").open("w", encoding="utf-8") as out, Path("error").open("w", encoding="utf-8") as error:
-        # else torchrun sets the number of threads, with a paragraph about that
-        quiet = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": PATHS}
-        process = subprocess.Popen(command(*overrides, **options), stdout=out, stderr=error, env=quiet)
+    # else torchrun sets the number of threads, with a paragraph about that
+    quiet = {"OMP_NUM_THREADS": "1", "PYTHONPATH": PATHS}
+    with warm.Program(command(*overrides, **options), env=quiet, files=(Path("out"), Path("error"))) as process:
         try:
             yield process
         finally:
-            everyone = descendants(process.pid)
-            for pid in [process.pid, *everyone]:
+            for pid in descendants(process.pid):
                 if alive(pid):
                     os.kill(pid, signal.SIGKILL)
-            process.wait()
 
 
 def descendants(pid: int) -> list[int]:
@@ -89,7 +85,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def pid_of_rank(launcher: subprocess.Popen, rank: int) -> int:
+def pid_of_rank(launcher: warm.Program, rank: int) -> int:
     def variables(pid: int) -> list[bytes]:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
@@ -101,7 +97,7 @@ def pid_of_rank(launcher: subprocess.Popen, rank: int) -> int:
     return found
 
 
-def finished(process: subprocess.Popen) -> int:
+def finished(process: warm.Program) -> int:
     try:
         return process.wait(WAIT_S)
     finally:
@@ -161,12 +157,12 @@ def test_two_processes_learn_from_demonstrations_what_one_does(strategy):
 
 
 def test_demonstrations_are_made_by_one_process():
-    with started("episodes=2", entry="tools.demos") as process:
+    with started("episodes=2", entry="tools.demos", forks=True) as process:
         assert finished(process) != 0
     assert "demonstrations are made by one process with many workers" in Path("error").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("target", ["all", "rank 1"])
+@pytest.mark.parametrize("target", ["all", pytest.param("rank 1", marks=pytest.mark.slow)])
 def test_sigterm_ends_all_ranks_at_one_point_with_a_checkpoint(target):
     with started(*SLOW) as process:
         wait_for(lambda: lines(Path("runs/run/metrics.jsonl")) >= 2 or process.poll() is not None, WAIT_S)

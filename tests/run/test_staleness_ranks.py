@@ -68,7 +68,7 @@ def test_an_update_that_fails_in_one_rank_ends_all_of_them():
 
 
 def test_a_policy_that_is_shared_out_has_no_copy_that_acts():
-    with started(*BESIDE, "actor.fsdp_config.strategy=fsdp2") as process:
+    with started(*BESIDE, "actor.fsdp_config.strategy=fsdp2", forks=True) as process:
         assert finished(process) != 0
     error = Path("error").read_text(encoding="utf-8")
     assert "each with its part of the policy (fsdp2, 1 units)" in error

@@ -17,7 +17,7 @@ FAKE = ("env=fake", "model=fake")
 RUN = (
     *FAKE, "tracker=jsonl", "runner.logger.report=false", "runner.device=cpu", "env.num_workers=1",
     "env.train.total_num_envs=4", "algorithm.rollout_epoch=2", "env.train.max_episode_steps=6",
-    "runner.experiment_name=run", "--config-dir", CONFIG,
+    "env.eval.video_cfg.save_video=false", "runner.experiment_name=run", "--config-dir", CONFIG,
 )  # fmt: skip
 
 

@@ -38,7 +38,8 @@ TINY = ("env=fake", "model=openvla_oft_tiny")
 RUN = (
     *FAKE, "tracker=jsonl", "runner.logger.report=false", "runner.device=cpu", "env.num_workers=1",
     "env.train.total_num_envs=4", "algorithm.rollout_epoch=2", "env.train.max_episode_steps=6",
-    "runner.save_interval=1", "runner.experiment_name=run", "--config-dir", CONFIG,
+    "runner.save_interval=1", "env.eval.video_cfg.save_video=false", "runner.experiment_name=run",
+    "--config-dir", CONFIG,
 )  # fmt: skip
 
 

@@ -150,8 +150,14 @@ def _told(made: Callable[..., Any], name: str) -> tuple[str, str]:
             return relative(inspect.getfile(one)), text
     for one in _dataclasses(made):
         if name in {field.name for field in fields(one)}:
-            return relative(inspect.getfile(one)), _of_comment(inspect.getsource(one), name)
+            return relative(inspect.getfile(one)), _of_comment(_source(one), name)
     return relative(inspect.getfile(made)), ""
+
+
+@cache
+def _source(kind: type) -> str:
+    """Returns the source of a class. Finding it takes tenths of a second, and each of its fields asks for it."""
+    return inspect.getsource(kind)
 
 
 def _of_docstring(text: str, name: str) -> str:
