@@ -20,15 +20,13 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import torch
-from transformers import SmolVLMForConditionalGeneration  # noqa: F401  before the stand-ins, so that it looks in vain
 from torch import Tensor
+from transformers import SmolVLMForConditionalGeneration  # noqa: F401  before the stand-ins, so that it looks in vain
 
 OPTIONAL = ("torchvision", "deepdiff", "serial", "av", "einops", "datasets", "cv2", "imageio", "rerun", "gymnasium")
 
 
 class _Stand(types.ModuleType):
-    __path__: list[str] = []
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
