@@ -1,6 +1,7 @@
 """LeRobot's SmolVLAPolicy from its package alone.
 
-    pip install --no-deps lerobot==0.4.4 draccus==0.10.0 mergedeep pyyaml-include==1.4.1 toml typing_inspect mypy_extensions
+    pip install --no-deps lerobot==0.4.4 draccus==0.10.0 mergedeep pyyaml-include==1.4.1 toml
+    pip install --no-deps typing_inspect mypy_extensions
 
 Its import asks for packages of robots, videos and data sets that acting does not need; those that are not here get
 empty stand-ins. Of the VLM's processor two token ids alone are read. transformers 4.55 to 4.57 place patches wrongly
