@@ -1,6 +1,7 @@
 """LeRobot's SmolVLAPolicy from its package alone.
 
-    pip install --no-deps lerobot==0.4.4 draccus==0.10.0 mergedeep pyyaml-include==1.4.1 toml typing_inspect mypy_extensions
+    pip install --no-deps lerobot==0.4.4 draccus==0.10.0 mergedeep pyyaml-include==1.4.1 toml
+    pip install --no-deps typing_inspect mypy_extensions
 
 Its import asks for packages of robots, videos and data sets that acting does not need; those that are not here get
 empty stand-ins. Of the VLM's processor two token ids alone are read. transformers 4.55 to 4.57 place patches wrongly
@@ -20,15 +21,13 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import torch
-from transformers import SmolVLMForConditionalGeneration  # noqa: F401  before the stand-ins, so that it looks in vain
 from torch import Tensor
+from transformers import SmolVLMForConditionalGeneration  # noqa: F401  before the stand-ins, so that it looks in vain
 
 OPTIONAL = ("torchvision", "deepdiff", "serial", "av", "einops", "datasets", "cv2", "imageio", "rerun", "gymnasium")
 
 
 class _Stand(types.ModuleType):
-    __path__: list[str] = []
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)

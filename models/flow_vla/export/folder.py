@@ -46,13 +46,12 @@ def export_folder(
             f"--shard-size of {size} bytes: LeRobot reads weights from one file alone", "leave --shard-size out"
         )
     parts = policy.parts
-    tried = {}
-    for name in ("bf16", "fp32") if dtype == "auto" else (dtype,):
-        tried[name] = _write(policy, folder, name, examples)
-        if dtype != "auto" or _loses_little(tried[name]):
-            break
+    rounds = dtype == "auto" and not parts.settings.is_lora  # 16 bits may round all of an adapter away
+    name = "bf16" if rounds else "fp32" if dtype == "auto" else dtype
+    tried = {name: _write(policy, folder, name, examples)}
+    if rounds and not _loses_little(tried[name]):
         shutil.rmtree(folder)
-    else:
+        name = "fp32"
         tried[name] = _write(policy, folder, name, examples)
     keys = _keys(parts, name)
     notes = [_note(one, found) for one, found in tried.items()]

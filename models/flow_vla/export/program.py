@@ -71,7 +71,10 @@ def export_program(
     measured |= {} if loss is None else {"loss": loss.as_json()}
     _facts(policy, env, kind, quantize, measured).write(folder, [*files, TOKENIZER])
     size = sum((folder / name).stat().st_size for name in files)
-    notes = [_said(kind, found, count, real), f"size: weights {megabytes(plain_bytes)} in fp32, files {megabytes(size)}"]
+    notes = [
+        _said(kind, found, count, real),
+        f"size: weights {megabytes(plain_bytes)} in fp32, files {megabytes(size)}",
+    ]
     if loss is not None:
         what = f"{quantize} weights" if quantize else f"fp32 instead of {parts.settings.precision}"
         notes.append(f"{what}, on {observations(count, real)}: {loss}")

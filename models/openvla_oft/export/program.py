@@ -36,6 +36,7 @@ TOLERANCE = 1e-4  # tolerance for actions, in the env's units, and for log-probs
 ROWS = 8  # rows of one call while the program is verified
 TRACED_ROWS = 3
 
+
 def export_program(
     policy: Policy, parts: Parts, kind: str, folder: Path, dtype: str, examples: Examples, options: Mapping[str, Any]
 ) -> Exported:  # fmt: skip
@@ -67,7 +68,10 @@ def export_program(
     measured |= {} if loss is None else {"loss": asdict(loss)}
     _facts(policy, parts, kind, quantize, measured).write(folder, [*files, TOKENIZER])
     size = sum((folder / name).stat().st_size for name in files)
-    notes = [_said(kind, found, count, real), f"size: weights {megabytes(plain_bytes)} in fp32, files {megabytes(size)}"]
+    notes = [
+        _said(kind, found, count, real),
+        f"size: weights {megabytes(plain_bytes)} in fp32, files {megabytes(size)}",
+    ]
     if loss is not None:
         notes.append(loss.summary(quantize, parts.settings.precision, count, real))
     if kind == "aoti":

@@ -157,7 +157,9 @@ def _facts(data: Mapping[str, Any]) -> Facts:
         format=_is(data, "format", str),
         env=env,
         prompt=PromptFacts(
-            _is(prompt, "template", str), _is(prompt, "lower", bool), **ids,
+            _is(prompt, "template", str),
+            _is(prompt, "lower", bool),
+            **ids,
             whole=_is({"whole": False, **prompt}, "whole", bool),
         ),
         **{name: _is(data, name, int) for name in counts},
