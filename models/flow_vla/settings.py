@@ -237,8 +237,8 @@ class Settings(AdapterKeys):
 
 FROZEN, NO_NOISE = "nothing is trained but its head", "no step of a chain is random"
 NOT_STEERING = {
-    "train_expert_only": FROZEN, "train_state_proj": FROZEN, "is_lora": FROZEN, "trainable_map": FROZEN, "noise_steps": NO_NOISE,
-    "noise_level": NO_NOISE, "noise_range": NO_NOISE,
+    "train_expert_only": FROZEN, "train_state_proj": FROZEN, "is_lora": FROZEN, "trainable_map": FROZEN,
+    "noise_steps": NO_NOISE, "noise_level": NO_NOISE, "noise_range": NO_NOISE,
 }  # fmt: skip
 """Keys that mean nothing with noise_policy, like those of adapters, and why."""
 CHOICES: Mapping[str, Sequence[Any]] = {
