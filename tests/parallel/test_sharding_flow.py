@@ -22,7 +22,10 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "expert in parts": ({"layout": "smolvla", "gradient_checkpointing": True}, "fsdp2"),
     "all in parts": ({"layout": "pi0", "train_expert_only": False, "noise_steps": "all"}, "fsdp2"),
     "replicas": ({"layout": "pi0"}, "auto"),
-    "a head of a frozen policy in parts": ({"layout": "smolvla", "noise_method": "noise_policy"}, "fsdp2"),
+    "a head of a frozen policy in parts": (
+        {"layout": "smolvla", "noise_method": "noise_policy", "precision": "bf16"},
+        "fsdp2",
+    ),
 }
 
 

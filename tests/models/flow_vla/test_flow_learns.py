@@ -60,7 +60,7 @@ def test_the_return_rises(tmp_path: Path) -> None:
 def test_values_are_learned_anew_from_a_policy_without_and_left_out_again(tmp_path: Path) -> None:
     """Values read layers of the trunk that actions do not need: a policy that was cloned has none of them."""
     env = FakeEnv(**ENV).spec
-    plain, valued = (build_policy(**SMALL, value_head=head, seed=head) for head in (False, True))
+    plain, valued = (build_policy(**SMALL, value_head=head, seed=int(head)) for head in (False, True))
     told: list[str] = []
     for saved, other, adv_type in ((plain, valued, "gae"), (valued, plain, "grpo")):
         path = Checkpoints(tmp_path / adv_type, 1).save(trainer(saved, env), 1)
