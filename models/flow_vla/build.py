@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from ..shared.compiled import CompiledBlocks
 from ..shared.files import FORMATS, read_safetensors
 from ..shared.keys import bad
 from ..shared.quantized import QuantizedLinear, replace_linears
@@ -44,7 +45,17 @@ def build(settings: Settings) -> FlowVLAPolicy:
     most = settings.max_prompt_length or (BYTE_PROMPT if folder is None else folder.prompt_tokens)
     source, places = (None, None) if folder is None else (folder.path, folder.cameras)
     now = _situation(settings, folder)
-    return FlowVLAPolicy(Parts(model, value_head, noise_head, tokenizer, settings, steps, most, source, places, now))
+    compiled = _compiled(model, settings)
+    return FlowVLAPolicy(
+        Parts(model, value_head, noise_head, tokenizer, settings, steps, most, source, places, now, compiled)
+    )
+
+
+def _compiled(model: FlowVLA, settings: Settings) -> CompiledBlocks | None:
+    if not settings.compiles:
+        return None
+    names = FlowVLAPolicy._no_split_modules
+    return CompiledBlocks(model, names, settings.torch_compile_backend, on=settings.torch_compile)
 
 
 def _situation(settings: Settings, folder: Folder | None) -> Situation:

@@ -114,7 +114,7 @@ class FlowVLAPolicy(nn.Module):
     @torch.no_grad()
     def act(self, obs: Mapping[str, Tensor], noise: Tensor, sampling: Sampling) -> Decision:
         """See :meth:`embodied.protocols.Policy.act`. Greedy decisions are the ODE's from drawn noise."""
-        with not_training(self._training_modules):
+        with not_training(self._training_modules), self.parts.acting():
             context = self.parts.read(obs)
             field = self.parts.field(context)
             first, draws, uniform = self._noise(noise)
@@ -140,7 +140,8 @@ class FlowVLAPolicy(nn.Module):
         rest = torch.where(there[..., None], self.parts.now.action.normalize(left_over.float()), 0.0)
         goal = padded(rest, sizes.action_width)
         # the derivative that rtc_jacobian asks for is taken of tensors that remember how they were made
-        with not_training(self._training_modules), torch.inference_mode(False), torch.no_grad():
+        modes = torch.inference_mode(False), torch.no_grad(), self.parts.acting()
+        with not_training(self._training_modules), modes[0], modes[1], modes[2]:
             context = self.parts.read(obs)
             field, first = self.parts.field(context), self._noise(noise)[0]
             chunk = guided(

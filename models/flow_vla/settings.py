@@ -98,6 +98,10 @@ class Settings(AdapterKeys):
     value_head: bool = False  # a value of the trunk's last hidden state, as algorithm.adv_type=gae needs it
     value_type: str = "chunk_level"  # one value a chunk, or action_level: one an action
     gradient_checkpointing: bool = False  # recompute each layer in the backward pass
+    torch_compile: bool = False  # compile each layer; the first calls of a run then take minutes
+    # the same for acting alone, beside learning and scoring; null = as torch_compile
+    torch_compile_acting: bool | None = None
+    torch_compile_backend: str = "inductor"  # or any name from torch._dynamo.list_backends()
 
     @classmethod
     def from_kwargs(cls, kwargs: Mapping[str, Any]) -> Settings:
@@ -120,7 +124,7 @@ class Settings(AdapterKeys):
         self._check_types()
         self._check_noise()
         self.check_lora()
-        check_quantization(self, frozen=self.is_lora or self.train_expert_only)
+        check_quantization(self, self.compiles, frozen=self.is_lora or self.train_expert_only)
         for pattern in as_tuple(self.freeze_pattern):
             try:
                 re.compile(pattern)
@@ -166,6 +170,16 @@ class Settings(AdapterKeys):
         if not 0 < low < high:
             reason = "the standard deviation lies between its two numbers, and 0 has no log-probs"
             raise bad("noise_range", self.noise_range, reason, "set two numbers above 0, the smaller first")
+
+    @property
+    def acts_compiled(self) -> bool:
+        """Whether ``act`` runs compiled layers."""
+        return self.torch_compile if self.torch_compile_acting is None else self.torch_compile_acting
+
+    @property
+    def compiles(self) -> bool:
+        """Whether any call runs compiled layers."""
+        return self.torch_compile or self.acts_compiled
 
     @property
     def values(self) -> int:
@@ -224,6 +238,8 @@ CHOICES: Mapping[str, Sequence[Any]] = {
     "is_lora": (True, False),
     "lora_init_weights": (True, False, "gaussian"),
     "gradient_checkpointing": (True, False),
+    "torch_compile": (True, False),
+    "torch_compile_acting": (True, False, None),
 }
 COUNTS = (
     "action_horizon", "num_action_chunks", "num_steps", "eval_steps", "max_prompt_length", "image_size", "patch_size",
