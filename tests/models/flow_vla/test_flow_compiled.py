@@ -52,7 +52,7 @@ def learned(policy: FlowVLAPolicy, records: dict[str, Tensor]) -> tuple[Evaluati
     [
         ("smolvla", {"gradient_checkpointing": True, "train_expert_only": False}),
         ("pi0", {"is_lora": True, "lora_rank": 2, "noise_steps": "all", "value_head": True}),
-        ("pi05", {"noise_method": "flow_noise"}),
+        pytest.param("pi05", {"noise_method": "flow_noise"}, marks=pytest.mark.slow),
     ],
 )
 def test_the_numbers_agree(made_up_env: EnvSpec, layout: str, keys: dict[str, Any]) -> None:
