@@ -11,6 +11,7 @@ from torch import nn
 
 from embodied.errors import CheckpointError
 
+from ..shared.compiled import CompiledBlocks
 from ..shared.files import FORMATS, read_safetensors
 from ..shared.keys import bad
 from ..shared.quantized import QuantizedLinear, replace_linears
@@ -48,7 +49,14 @@ def build(settings: Settings) -> FlowVLAPolicy:
     source, places = (None, None) if folder is None else (folder.path, folder.cameras)
     now = _situation(settings, folder)
     kind = NoisePolicy if settings.steers else FlowVLAPolicy
-    return kind(Parts(model, *heads, tokenizer, settings, steps, most, source, places, now))
+    return kind(Parts(model, *heads, tokenizer, settings, steps, most, source, places, now, _compiled(model, settings)))
+
+
+def _compiled(model: FlowVLA, settings: Settings) -> CompiledBlocks | None:
+    if not settings.compiles:
+        return None
+    names = FlowVLAPolicy._no_split_modules
+    return CompiledBlocks(model, names, settings.torch_compile_backend, on=settings.torch_compile)
 
 
 def _situation(settings: Settings, folder: Folder | None) -> Situation:

@@ -83,9 +83,9 @@ class NoisePolicy(FlowVLAPolicy):
     def _feature(self, context: Context, expected: Tensor) -> Tensor:
         """What the heads read, float32 [B, d]. Args: ``expected`` is the mean action, float32 [B, K, A]."""
         assert context.hidden is not None
-        sizes = self.model.sizes
-        mean = mean_present(context.hidden, context.present)
-        state = context.state[:, : sizes.state_width].float()  # π0.5 reads all of a wider one in its text
+        sizes, rows = self.model.sizes, len(context.hidden)  # compiled layers are given more of them
+        mean = mean_present(context.hidden, context.present[:rows])
+        state = context.state[:rows, : sizes.state_width].float()  # π0.5 reads all of a wider one in its text
         return torch.cat(
             [F.layer_norm(mean, mean.shape[1:]), state, padded(expected, sizes.action_width).flatten(1)], 1
         )

@@ -5,9 +5,9 @@ Shapes: B rows, D stochastic steps, H actions of a chunk, W padded dimensions, K
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from embodied.types import EnvSpec
 
+from ..shared.compiled import CompiledBlocks, bucket, filled
 from ..shared.constants import constant
 from ..shared.precision import number_format
 from ..shared.prompts import padded_behind
@@ -56,6 +57,7 @@ class Parts:
     source: Path | None  # folder that the network is from
     places: tuple[str, ...] | None  # names of its places for pictures; None: any number of cameras
     now: Situation
+    compiled: CompiledBlocks | None = None  # None: neither acting nor learning runs compiled layers
 
     @property
     def device(self) -> torch.device:
@@ -69,8 +71,25 @@ class Parts:
 
     def read(self, obs: Mapping[str, Tensor]) -> Context:
         """Makes the trunk's one pass over B observations."""
+        inputs = self.inputs(obs)
+        rows = len(inputs.tokens)
+        if self._fills:
+            # of one layout in memory, too: else the layers would be compiled for each
+            inputs = Inputs(*(filled(values, bucket(rows)).contiguous() for values in inputs))
         with self.number_format():
-            return self.model.read(self.inputs(obs))
+            context = self.model.read(inputs)
+        return context if context.hidden is None else replace(context, hidden=context.hidden[:rows])
+
+    @contextmanager
+    def acting(self) -> Iterator[None]:
+        """Context in which calls are those of ``act``: compiled or not."""
+        with nullcontext() if self.compiled is None else self.compiled.switched(self.settings.acts_compiled):
+            yield
+
+    @property
+    def _fills(self) -> bool:
+        """Whether rows are filled up to a power of two, for which compiled layers are made."""
+        return self.compiled is not None and self.compiled.on
 
     def inputs(self, obs: Mapping[str, Tensor]) -> Inputs:
         """Prepares what the network reads of B observations."""
@@ -87,8 +106,9 @@ class Parts:
         """Makes the function that a chain integrates."""
 
         def compute(x: Tensor, time: Tensor) -> tuple[Tensor, Tensor | None]:
+            rows, whole = len(x), len(context.present)
             with self.number_format():
-                tokens = self.model.expert_tokens(context, x, time)
+                tokens = self.model.expert_tokens(context, filled(x, whole), filled(time, whole))[:rows]
                 velocity = self.model.action_out_proj(tokens).float()
                 return velocity, None if self.noise_head is None else self.noise_head(tokens)
 
@@ -104,7 +124,7 @@ class Parts:
         if self.value_head is None:
             return None
         assert context.hidden is not None
-        return self.value_head(context.hidden, context.present)
+        return self.value_head(context.hidden, context.present[: len(context.hidden)])
 
     def actions(self, chunk: Tensor) -> Tensor:
         """Turns a normalised chunk [B, H, W] into K actions in the env's units, within its range: float32 [B, K, A]."""

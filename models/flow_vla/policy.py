@@ -124,7 +124,7 @@ class FlowVLAPolicy(nn.Module):
     @torch.no_grad()
     def act(self, obs: Mapping[str, Tensor], noise: Tensor, sampling: Sampling) -> Decision:
         """See :meth:`embodied.protocols.Policy.act`. Greedy decisions are the ODE's from drawn noise."""
-        with not_training(self._training_modules):
+        with not_training(self._training_modules), self.parts.acting():
             return Decision(self.decide(self.parts.read(obs), noise, sampling))
 
     def decide(self, context: Context, noise: Tensor, sampling: Sampling) -> dict[str, Tensor]:
@@ -148,7 +148,8 @@ class FlowVLAPolicy(nn.Module):
         rest = torch.where(there[..., None], self.parts.now.action.normalize(left_over.float()), 0.0)
         goal = padded(rest, sizes.action_width)
         # the derivative that rtc_jacobian asks for is taken of tensors that remember how they were made
-        with not_training(self._training_modules), torch.inference_mode(False), torch.no_grad():
+        modes = torch.inference_mode(False), torch.no_grad(), self.parts.acting()
+        with not_training(self._training_modules), modes[0], modes[1], modes[2]:
             integrate = partial(
                 guided, left_over=goal, weights=torch.stack(weights), count=self.eval_steps,
                 most=settings.rtc_max_weight, jacobian=settings.rtc_jacobian,

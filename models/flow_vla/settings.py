@@ -101,6 +101,10 @@ class Settings(AdapterKeys):
     value_head: bool = False
     value_type: str = "chunk_level"  # one value a chunk, or action_level: one an action
     gradient_checkpointing: bool = False  # recompute each layer in the backward pass
+    torch_compile: bool = False  # compile each layer; the first calls of a run then take minutes
+    # the same for acting alone, beside learning and scoring; null = as torch_compile
+    torch_compile_acting: bool | None = None
+    torch_compile_backend: str = "inductor"  # or any name from torch._dynamo.list_backends()
 
     @classmethod
     def from_kwargs(cls, kwargs: Mapping[str, Any]) -> Settings:
@@ -123,7 +127,7 @@ class Settings(AdapterKeys):
         self._check_types()
         self._check_noise()
         self.check_lora()
-        check_quantization(self, frozen=self.is_lora or self.train_expert_only)
+        check_quantization(self, self.compiles, frozen=self.is_lora or self.train_expert_only)
         for pattern in as_tuple(self.freeze_pattern):
             try:
                 re.compile(pattern)
@@ -194,6 +198,16 @@ class Settings(AdapterKeys):
         return self.value_head and not self.steers
 
     @property
+    def acts_compiled(self) -> bool:
+        """Whether ``act`` runs compiled layers."""
+        return self.torch_compile if self.torch_compile_acting is None else self.torch_compile_acting
+
+    @property
+    def compiles(self) -> bool:
+        """Whether any call runs compiled layers."""
+        return self.torch_compile or self.acts_compiled
+
+    @property
     def values(self) -> int:
         """Values of a decision."""
         return self.num_action_chunks if self.value_type == "action_level" else 1
@@ -256,6 +270,8 @@ CHOICES: Mapping[str, Sequence[Any]] = {
     "is_lora": (True, False),
     "lora_init_weights": (True, False, "gaussian"),
     "gradient_checkpointing": (True, False),
+    "torch_compile": (True, False),
+    "torch_compile_acting": (True, False, None),
 }
 COUNTS = (
     "action_horizon", "num_action_chunks", "num_steps", "eval_steps", "max_prompt_length", "image_size", "patch_size",

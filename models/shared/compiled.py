@@ -44,6 +44,11 @@ class CompiledBlocks:
         self._on = True
         self._set(on)
 
+    @property
+    def on(self) -> bool:
+        """Whether calls run compiled now."""
+        return self._on
+
     @contextmanager
     def switched(self, on: bool) -> Iterator[None]:
         """Context in which calls run compiled, or as they are."""

@@ -32,7 +32,6 @@ RUN = (
     ("asked", "what", "fix"),
     [
         (["sampling_params.temperature=0.7"], "sampling_params.temperature is 0.7, and", "it is then 1"),
-        (["sampling_params.top_k=3"], "sampling_params.top_k is 3, and", "it is then 0"),
         (
             ["val_sampling_params.do_sample=true", "val_sampling_params.top_p=0.9"],
             "val_sampling_params.top_p is 0.9, and", "it is then 1",
@@ -63,6 +62,8 @@ def test_a_server_refuses_a_temperature() -> None:
     policy.bind(env)
     with pytest.raises(ConfigError, match=r"temperature is 0\.7"):
         build_server(policy, env, sampling=Sampling(do_sample=False, temperature=0.7))
+    with pytest.raises(ConfigError, match=r"at\.top_k is 3"):
+        policy.spec.check_sampling(Sampling(top_k=3), "at.")
 
 
 @pytest.mark.parametrize(
