@@ -28,9 +28,11 @@ APT = apt() { since=$$(date +%s); told=; while ! said=$$($$run env LC_ALL=C DEBI
 train: $(VENV)/.installed renderer
 	$(PY) -m embodied.train experiment=quickstart_libero $(ARGS)
 
-# Two processes: most tests wait for a process of their own. A file's tests share simulators, so they stay together.
+# Two processes: most tests wait for a process of their own. A file's tests share simulators, so they stay together. Files
+# come in their order: by the number of their tests, the files of one long test would come last, when nothing runs beside.
+# Bytecode is kept, since hundreds of processes import the package.
 test: setup smollm
-	$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
+	env -u PYTHONDONTWRITEBYTECODE $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 QUICK := tests/algorithms tests/client tests/data tests/docs/test_docs.py tests/lib tests/observe tests/rows \
   tests/schema/test_compose.py tests/schema/test_names.py tests/schema/test_schema.py tests/test_imports.py tests/test_random.py

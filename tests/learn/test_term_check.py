@@ -365,7 +365,7 @@ def test_what_is_no_term_or_measures_what_others_do_is_refused(terms, message):
 
 RUN = (
     "env=fake", "model=fake", "tracker=jsonl", "runner.device=cpu", "runner.max_epochs=2", "runner.save_interval=1",
-    "runner.val_check_interval=-1", "algorithm.rollout_epoch=4", "env.train.max_episode_steps=10",
+    "runner.val_check_interval=-1", "algorithm.rollout_epoch=4", "env.train.max_episode_steps=10", "env.num_workers=1",
     "env.train.reward_mode=dense", "runner.experiment_name=run", "algorithm.update_epoch=2", "algorithm.kl_beta=0.1",
     "--config-dir", str(HERE / "config"),
 )  # fmt: skip

@@ -24,7 +24,7 @@ from embodied.run.training import iteration as turns
 from embodied.run.training.collector import Collector
 from embodied.schema.compose.compose import compose
 
-DENSE = (*FAST, "env.train.reward_mode=dense", "env.num_workers=1", "runner.max_epochs=4")
+DENSE = (*FAST, "env.train.reward_mode=dense", "runner.max_epochs=4")
 BESIDE, EVERY_SECOND = "algorithm.max_staleness=1", "runner.weight_sync_interval=2"
 SLOW = ("actor.model._target_=slow_policies.Slow",)
 LARGE = (*SLOW, "actor.micro_batch_size=1", "runner.stop_timeout_s=0.4", "+actor.model.evaluate_s=0.05")

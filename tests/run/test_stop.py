@@ -34,7 +34,7 @@ from embodied.tools import demos
 
 HERE = Path(__file__).parents[1]
 SLOW = ("actor.model._target_=slow_policies.Slow", "+actor.model.act_s=0.01", "+actor.model.evaluate_s=0.02")
-RL = (*FAST, *OPTIONS, *SLOW, "runner.save_interval=3", "runner.val_check_interval=2", "env.num_workers=1")
+RL = (*FAST, *OPTIONS, *SLOW, "runner.save_interval=3", "runner.val_check_interval=2")
 SFT = (
     "env=fake", "model=fake", "tracker=jsonl", "runner.device=cpu", *SLOW, "runner.max_epochs=3",
     "runner.val_check_interval=2", "runner.save_interval=2", "sft.steps_per_iteration=6", "sft.val_samples=20",
@@ -342,7 +342,7 @@ def test_ctrl_c_twice_in_a_call_that_takes_long_ends_it_without_saving():
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(s, marks=pytest.mark.slow) for s in range(2, 6))])
 def test_an_evaluation_leaves_its_result_or_none(seed):
-    options = (*FAST, *SLOW, "runner.only_eval=true", "env.num_workers=1", "env.eval.episodes_per_task=8")
+    options = (*FAST, *SLOW, "runner.only_eval=true", "env.eval.episodes_per_task=8")
     seconds = whole(train.main, command(options, name="whole"))
     with signalled(random.Random(seed).uniform(0, seconds)):
         status = train.main(command(options))

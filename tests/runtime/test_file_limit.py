@@ -30,6 +30,7 @@ TINY = (
     "env=fake", "model=fake", "runner.device=cpu", "runner.max_epochs=1", "env.train.total_num_envs=16",
     "env.eval.total_num_envs=16", "algorithm.rollout_epoch=1", "env.train.max_episode_steps=4",
     "env.eval.max_episode_steps=4", "env.eval.video_cfg.save_video=false", "runner.val_check_interval=-1",
+    "runner.logger.report=false",
 )  # fmt: skip
 HAVE_MANY = file_limit.resource.getrlimit(file_limit.resource.RLIMIT_NOFILE)[1] > 400
 
