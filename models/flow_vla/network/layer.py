@@ -40,6 +40,15 @@ class Pass:
     cross_angles: Angles | None = None  # of queries in cross-attention, counted from 0
     cross_allowed: Tensor | None = None  # bool [B, 1, queries, P]
 
+    def repeated(self, times: int) -> Pass:
+        """Repeats each row ``times`` times. Of a pass without a condition."""
+        angles = Angles(*(t.repeat_interleave(times, 0) for t in self.angles))
+        allowed, crossed = (
+            t if t is None else t.repeat_interleave(times, 0) for t in (self.allowed, self.cross_allowed)
+        )
+        assert allowed is not None
+        return Pass(angles, allowed, None, self.cross_angles, crossed)
+
 
 class JointLayer(Recomputed):
     """One layer of the trunk and the expert's beside it.

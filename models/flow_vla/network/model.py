@@ -6,13 +6,14 @@ Shapes: B rows, n pictures, L tokens of text, P of the prefix, S of the suffix, 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ...shared.constants import cached
 from .blocks import Angles, make_norm
 from .layer import JointLayer, Memory, Pass
 from .sizes import Sizes
@@ -44,13 +45,15 @@ class Context:
     memories: tuple[Memory, ...]  # of each layer, as the expert reads them
     state: Tensor  # float32 [B, state width]
     hidden: Tensor | None  # [B, P, d], the trunk's last hidden state after its norm, for a value head
+    suffix: Pass  # positions and masks of the suffix, the same in each denoising step
 
     def repeated(self, times: int) -> Context:
         """Repeats each row ``times`` times, for as many denoising steps of one record in one pass."""
         if times == 1:
             return self
         present, state = (t.repeat_interleave(times, 0) for t in (self.present, self.state))
-        return Context(present, tuple(m.repeated(times) for m in self.memories), state, None)
+        memories = tuple(memory.repeated(times) for memory in self.memories)
+        return Context(present, memories, state, None, self.suffix.repeated(times))
 
 
 class FlowVLA(nn.Module):
@@ -98,7 +101,7 @@ class FlowVLA(nn.Module):
             x, memory = layer(x, shared)
             memories.append(memory)
         hidden = self.trunk_norm(x)[0] if self.sizes.read_out else None
-        return Context(prefix.present, tuple(memories), inputs.state, hidden)
+        return Context(prefix.present, tuple(memories), inputs.state, hidden, self.suffix_pass(prefix.present))
 
     def prefix_pass(self, present: Tensor) -> Pass:
         """Positions and mask of the prefix: everything sees pictures and text, and only the state sees the state."""
@@ -129,7 +132,7 @@ class FlowVLA(nn.Module):
             flat = self.expert_tokens(context.repeated(x.shape[1]), x.flatten(0, 1), time.flatten())
             return flat.unflatten(0, x.shape[:2])
         tokens, condition = self._suffix(context.state, x, time)
-        shared = self._suffix_pass(context.present, tokens.shape[1], condition)
+        shared = context.suffix if condition is None else replace(context.suffix, condition=condition)
         for layer, memory in zip(self.layers, context.memories, strict=True):
             tokens, _ = layer(tokens, shared, memory)
         return self.expert_norm(tokens[:, -x.shape[1] :], condition)[0]
@@ -150,23 +153,33 @@ class FlowVLA(nn.Module):
         """Embeds times [B] as sines and cosines, float64 [B, d]: the shortest period is a 250th, so that float32 would
         be seen in the actions."""
         sizes = self.sizes
-        share = torch.linspace(0, 1, sizes.expert.width // 2, dtype=torch.float64, device=time.device)
-        period = sizes.min_period * (sizes.max_period / sizes.min_period) ** share
-        phase = (1.0 / period * 2 * math.pi)[None] * time[:, None]
+        phase = frequencies(sizes.expert.width // 2, sizes.min_period, sizes.max_period, time.device) * time[:, None]
         return torch.cat([phase.sin(), phase.cos()], dim=-1)
 
-    def _suffix_pass(self, present: Tensor, length: int, condition: Tensor | None) -> Pass:
+    def suffix_pass(self, present: Tensor) -> Pass:
         """Positions and masks of the suffix: π's actions see each other, SmolVLA's those before them; π0's state sees
         no action."""
+        state_first = self.sizes.state_place == "suffix"
+        places = torch.arange(self.sizes.horizon + state_first, device=present.device)[None]
+        length = places.shape[1]
         own = torch.ones(length, length, dtype=torch.bool, device=present.device)
         if self.sizes.layout == "smolvla":
-            own = own.tril()
-        elif self.sizes.state_place == "suffix":
-            own[0, 1:] = False
+            own = places <= places.T
+        elif state_first:
+            own = (places == 0) | (places.T > 0)
         to_prefix = present[:, None, None].expand(-1, 1, length, -1)
-        allowed = torch.cat([to_prefix, own.expand(len(present), 1, -1, -1)], dim=-1)
-        places = torch.arange(length, device=present.device)[None]
+        allowed = torch.cat([to_prefix, own.expand(present.shape[0], 1, -1, -1)], dim=-1)
         angles = Angles.of(present.sum(1, keepdim=True) + places, self.sizes.head_dim)
         if not self.sizes.cross_every:
-            return Pass(angles, allowed, condition)
-        return Pass(angles, allowed, condition, Angles.of(places, self.sizes.head_dim), to_prefix)
+            return Pass(angles, allowed)
+        return Pass(angles, allowed, None, Angles.of(places, self.sizes.head_dim), to_prefix)
+
+
+@cached
+def frequencies(count: int, least: float, most: float, device: torch.device) -> Tensor:
+    """Computes the frequencies of the embedding of time, whose periods run from ``least`` to ``most``: float64
+    [1, count]."""
+    with torch.inference_mode(False):
+        share = torch.linspace(0, 1, count, dtype=torch.float64, device=device)
+        period = least * (most / least) ** share
+        return (1.0 / period * 2 * math.pi)[None]

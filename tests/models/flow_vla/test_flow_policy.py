@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from embodied.models.flow_vla import build_policy
 from embodied.models.flow_vla.network.blocks import Angles
-from embodied.models.flow_vla.network.model import Context, FlowVLA, Inputs
+from embodied.models.flow_vla.network.model import FlowVLA, Inputs
 from embodied.models.flow_vla.policy import FlowVLAPolicy
 from embodied.models.flow_vla.sampling.chains import solve
 from embodied.models.flow_vla.sampling.times import beta_times
@@ -90,8 +90,7 @@ def test_acting_with_the_cache_is_one_pass_over_everything(flow: Callable[..., F
 def joint_velocity(model: FlowVLA, inputs: Inputs, x: Tensor, time: Tensor) -> Tensor:
     """All tokens in one pass under one mask, as training code of the original does it."""
     prefix = model.embed(inputs)
-    context = Context(prefix.present, (), inputs.state, None)
-    suffix, condition = model._suffix(context.state, x, time)
+    suffix, condition = model._suffix(inputs.state, x, time)
     p, s = prefix.present.shape[1], suffix.shape[1]
     present = torch.cat([prefix.present, torch.ones(len(x), s, dtype=torch.bool)], 1)
     kinds = {"smolvla": [0] * (p - 1) + [1] + [1] * s, "pi0": [0] * p + [1, 1] + [0] * (s - 2)}
