@@ -87,8 +87,8 @@ class NoisePolicy(FlowVLAPolicy):
         assert context.hidden is not None
         sizes = self.model.sizes
         mean = mean_present(context.hidden, context.present)
-        # π0.5 reads all of a wider state in its text. A number that hardly varied in the demonstrations may elsewhere lie
-        # a hundred times its range away, and each step of the head would move such a record's ratio out of all bounds.
+        # π0.5 reads all of a wider state in its text. A number that hardly varied in the demonstrations may elsewhere
+        # be a hundred times its range away, and each step of the head would move the ratio of such a record too far.
         state = context.state[:, : sizes.state_width].float().clamp(-STATE_BOUND, STATE_BOUND)
         return torch.cat(
             [F.layer_norm(mean, mean.shape[1:]), state, padded(expected, sizes.action_width).flatten(1)], 1
