@@ -4,8 +4,8 @@
                               └── recorded ──────────────────────┘
 
 The feature has three parts: the mean of the trunk's last tokens that are computed, scaled to mean 0 and variance 1; the
-normalised state; and the frozen policy's mean action, which is minus its velocity at zero noise. In the first part an
-observation is a small change of large numbers, which a head finds slowly; in the last one it is not.
+normalised state, cut off at ±3; and the frozen policy's mean action, which is minus its velocity at zero noise. In the
+first part an observation is a small change of large numbers, which a head finds slowly; in the last one it is not.
 
 Drawn is the noise of the K executed actions in their real dimensions; the rest of the chunk begins with noise as ever,
 because it hardly moves what is executed, and its density would only add variance to a ratio. An update evaluates
@@ -36,6 +36,8 @@ from .network.model import Context
 from .policy import FlowVLAPolicy, Integrate
 from .sampling.chains import at, solve
 from .sampling.steps import entropy, log_prob
+
+STATE_BOUND = 3.0  # of the normalised state in the feature
 
 
 class NoisePolicy(FlowVLAPolicy):
@@ -85,7 +87,9 @@ class NoisePolicy(FlowVLAPolicy):
         assert context.hidden is not None
         sizes, rows = self.model.sizes, len(context.hidden)  # compiled layers are given more of them
         mean = mean_present(context.hidden, context.present[:rows])
-        state = context.state[:rows, : sizes.state_width].float()  # π0.5 reads all of a wider one in its text
+        # π0.5 reads all of a wider state in its text. A number that hardly varied in the demonstrations may elsewhere
+        # be a hundred times its range away, and each step of the head would move the ratio of such a record too far.
+        state = context.state[:rows, : sizes.state_width].float().clamp(-STATE_BOUND, STATE_BOUND)
         return torch.cat(
             [F.layer_norm(mean, mean.shape[1:]), state, padded(expected, sizes.action_width).flatten(1)], 1
         )

@@ -131,6 +131,7 @@ def test_the_feature_depends_on_picture_text_and_state_and_on_no_padding(flow: F
     velocity = policy.parts.velocity(policy.parts.read(obs))(torch.zeros(3, 6, 9), torch.ones(3))
     assert torch.allclose(expected.view(3, 4, 9)[..., :7], -velocity[:, :4, :7], atol=1e-5)
     assert not expected.view(3, 4, 9)[..., 7:].any()
+    assert float(feature(state=1e3 * obs["state"])[1].abs().max()) == 3.0
     longer = {name: torch.nn.functional.pad(obs[name], (0, 9)) for name in ("prompt", "prompt_mask")}
     assert torch.allclose(torch.cat(feature(**longer), 1), torch.cat([hidden, state, expected], 1), atol=1e-5)
     for other in ({"images": 255 - obs["images"]}, {"prompt": obs["prompt"].flip(0)}):
