@@ -81,7 +81,7 @@ def test_guided_the_policy_gets_the_rest_of_the_chunk_and_the_keys_of_the_way(ch
     assert asked == [([12, 12], [6, 6], True)], "the answer to the question of step 16 comes after the end"
     assert policy.parts.settings.rtc_jacobian is False
     assert found["control_steps"] == 18
-    assert sum(found["ends"].values()) == len(found["successes"]) == 2
+    assert sum(found["ends"].values()) == 2
 
 
 def test_jerk_is_that_of_the_hand(chunks):

@@ -21,9 +21,12 @@ def known(policy: Policy) -> dict[str, Any] | None:
 
 
 def kind(policy: Policy) -> str:
-    """Names the kind of action statistics of ``policy`` for the user. Call after ``use_statistics``."""
+    """Names the kind of action statistics of ``policy`` for the user. Call after ``use_statistics``. Of a policy that
+    keeps several kinds it is not known by which it scales."""
     found = known(policy)
     names = found["action"] if found is not None else {}
+    if "q01" in names and "mean" in names:
+        return "those"
     if "q01" in names:
         return "1 % and 99 % quantiles"
     return "mean and standard deviation" if "mean" in names and "min" not in names else "minimum and maximum"

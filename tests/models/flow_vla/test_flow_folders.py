@@ -22,6 +22,7 @@ from tokenizers.pre_tokenizers import Split
 from torch import Tensor
 
 from embodied.errors import CheckpointError, ConfigError, EmbodiedError, SpecMismatchError, UnknownNameError
+from embodied.learn.checkpoint.statistics import kind
 from embodied.testing import check_policy
 from embodied.types import ArraySpec, ContinuousAction, EnvSpec, Sampling
 
@@ -265,6 +266,7 @@ def test_statistics_may_come_with_the_demonstrations_of_another_robot(name: str,
         policy.save(tmp_path / "early")
     values = {"mean": [0.5], "std": [2.0], "q01": [-1.0], "q99": [3.0]}
     policy.use_statistics("demonstrations", {"action": _times(values, 5), "proprio": _times(values, 3)})
+    assert kind(policy) == "those", "SmolVLA takes mean and standard deviation of all that it is given"
     policy.save(tmp_path / "saved")
     again = build_policy(model_path=str(tmp_path / "saved"), num_action_chunks=4)
     assert again.parts.now.action.kind == opened(path, name).parts.now.action.kind
