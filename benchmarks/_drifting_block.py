@@ -79,4 +79,4 @@ class Expert:
         return wanted / max(1.0, float(np.linalg.norm(wanted)) / env.pace)
 
 
-gymnasium.register("DriftingBlock-v0", entry_point=DriftingBlock, max_episode_steps=80)
+gymnasium.register("DriftingBlock-v0", entry_point=f"{__name__}:DriftingBlock", max_episode_steps=80)

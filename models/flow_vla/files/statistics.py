@@ -124,7 +124,8 @@ def _choose(names: list[str], key: str | None, where: str) -> str:
 def _of_openpi(folder: Folder, key: str | None) -> Scales:
     kind = "quantiles" if folder.layout == "pi05" else "mean_std"
     if key == DEMONSTRATIONS:
-        return Scales(*[Scale(kind, eps=OPENPI_EPS, openpi=True)] * 2, "")
+        awaited = Scale(kind, eps=OPENPI_EPS, openpi=True)
+        return Scales(awaited, awaited, "")
     files = {file.parent.name: file for file in sorted(folder.path.glob("assets/*/norm_stats.json"))}
     if not files:
         raise CheckpointError(
