@@ -9,16 +9,27 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from embodied.protocols import Policy
 from embodied.types import Sampling
 
 from ...shared.lora import merged_state
-from ..network.model import FlowVLA
-from ..policy import FlowVLAPolicy
+from ..network.model import Context, FlowVLA
+from ..parts import Parts
+
+
+class Exportable(Policy, Protocol):
+    """What is read of a flow policy here. Its class imports this room, so that this room does not import it."""
+
+    @property
+    def parts(self) -> Parts: ...
+    def decide(self, context: Context, noise: Tensor, sampling: Sampling) -> dict[str, Tensor]: ...
+    def sampler(self, sampling: Sampling) -> Mapping[str, Any]: ...
+    def pictures(self) -> Mapping[str, Any]: ...
 
 
 class DecisionProgram(nn.Module):
@@ -28,7 +39,7 @@ class DecisionProgram(nn.Module):
         policy: bound to its env; it stays as it is.
     """
 
-    def __init__(self, policy: FlowVLAPolicy) -> None:
+    def __init__(self, policy: Exportable) -> None:
         super().__init__()
         self.policy = in_float32(policy)
 
@@ -45,7 +56,7 @@ class DecisionProgram(nn.Module):
         return tuple(torch.where(shown[name], likeliest[name], drawn[name]) for name in self.policy.spec.decision)
 
 
-def in_float32(policy: FlowVLAPolicy) -> FlowVLAPolicy:
+def in_float32(policy: Exportable) -> Any:
     """Copies a policy in float32 to the CPU, adapters merged."""
     parts = policy.parts
     with torch.device("meta"):
@@ -57,14 +68,15 @@ def in_float32(policy: FlowVLAPolicy) -> FlowVLAPolicy:
     }
     settings = replace(parts.settings, precision="fp32", is_lora=False, gradient_checkpointing=False)
     copied = replace(parts, model=model, settings=settings, now=copy.copy(parts.now), **heads)
-    return FlowVLAPolicy(copied).eval().requires_grad_(False)
+    again: Any = type(policy)
+    return again(copied).eval().requires_grad_(False)
 
 
 # -- against the policy ----------------------------------------------------------------------------------------------
 
 
 def policy_answers(
-    policy: FlowVLAPolicy, inputs: Mapping[str, Tensor], texts: Sequence[str], sampling: Sampling
+    policy: Exportable, inputs: Mapping[str, Tensor], texts: Sequence[str], sampling: Sampling
 ) -> dict[str, Tensor]:
     """Computes the policy's own answers, as reference of a program.
 

@@ -18,7 +18,7 @@ from ...shared.precision import rounding_of
 from ..files.folder import Folder
 from ..files.save import keeps_statistics, save_folder
 from ..parts import Parts
-from ..policy import FlowVLAPolicy
+from .decision import Exportable
 
 TARGET = "embodied.models.flow_vla.build_policy"
 # Keys that a folder's own files do not tell.
@@ -36,7 +36,7 @@ NAMES = {"smolvla": "SmolVLAPolicy", "pi0": "PI0Policy", "pi05": "PI05Policy"}
 
 
 def export_folder(
-    policy: FlowVLAPolicy, folder: Path, dtype: str, examples: Examples, options: Mapping[str, Any]
+    policy: Exportable, folder: Path, dtype: str, examples: Examples, options: Mapping[str, Any]
 ) -> Exported:  # fmt: skip
     """Writes the folder. See :meth:`embodied.protocols.Exports.export`."""
     check_dtype(dtype)
@@ -62,7 +62,7 @@ def export_folder(
     return Exported("lerobot", usage, tuple(notes), name, keys, measured, rounding)
 
 
-def _write(policy: FlowVLAPolicy, folder: Path, dtype: str, examples: Examples) -> Change | None:
+def _write(policy: Exportable, folder: Path, dtype: str, examples: Examples) -> Change | None:
     """Returns how answers change when the folder is read again; None without observations."""
     parts = policy.parts
     save_folder(parts, folder, None if dtype == "fp32" else FORMATS[dtype])

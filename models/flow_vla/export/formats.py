@@ -12,14 +12,14 @@ from embodied.protocols import Examples, Exported
 from ...shared.exporting import PROGRAMS
 
 if TYPE_CHECKING:
-    from ..policy import FlowVLAPolicy
+    from .decision import Exportable
 
 FOLDERS = {"hf": "LeRobot's folder: weights with adapters merged, configuration, processors with statistics"}
 KINDS = {**FOLDERS, **PROGRAMS}
 
 
 def export(
-    policy: FlowVLAPolicy, kind: str, folder: Path, dtype: str, examples: Examples, options: Mapping[str, Any]
+    policy: Exportable, kind: str, folder: Path, dtype: str, examples: Examples, options: Mapping[str, Any]
 ) -> Exported:  # fmt: skip
     """Writes the policy in one of the export formats. See :meth:`embodied.protocols.Exports.export`."""
     assert kind in KINDS

@@ -31,8 +31,7 @@ from ...shared.programs.write import LEAST_TOKENS, check_tools, write
 from ...shared.prompts import padded_behind
 from ..inputs.texts import plain_prompt
 from ..parts import Parts
-from ..policy import FlowVLAPolicy
-from .decision import DecisionProgram, gaps, policy_answers
+from .decision import DecisionProgram, Exportable, gaps, policy_answers
 
 TOLERANCE = 1e-4  # of each field; see gaps
 ROWS = 8  # rows of one call while the program is verified
@@ -41,7 +40,7 @@ SAMPLINGS = {"greedy": Sampling(do_sample=False), "sampled": Sampling()}
 
 
 def export_program(
-    policy: FlowVLAPolicy, kind: str, folder: Path, dtype: str, examples: Examples, options: Mapping[str, Any]
+    policy: Exportable, kind: str, folder: Path, dtype: str, examples: Examples, options: Mapping[str, Any]
 ) -> Exported:  # fmt: skip
     """Writes a program. See :meth:`embodied.protocols.Exports.export`.
 
@@ -115,7 +114,7 @@ class Case:
         return {name: values[rows].contiguous() for name, values in self.inputs.items()}
 
 
-def _cases(policy: FlowVLAPolicy, examples: Examples) -> list[Case]:
+def _cases(policy: Exportable, examples: Examples) -> list[Case]:
     """All observations greedily and sampled, in calls of at most :data:`ROWS` rows."""
     obs, texts = examples.obs, examples.instructions
     assert obs is not None
@@ -129,7 +128,7 @@ def _cases(policy: FlowVLAPolicy, examples: Examples) -> list[Case]:
 
 
 def _inputs(
-    policy: FlowVLAPolicy, obs: Mapping[str, Tensor], texts: Sequence[str], sampling: Sampling, first: int
+    policy: Exportable, obs: Mapping[str, Tensor], texts: Sequence[str], sampling: Sampling, first: int
 ) -> dict[str, Tensor]:
     """Inputs of the program in their order."""
     rows, tokenizer, declared = len(texts), policy.parts.tokenizer, policy.spec.noise
@@ -163,7 +162,7 @@ def _verify(
     return found
 
 
-def _loss(policy: FlowVLAPolicy, module: DecisionProgram, examples: Examples, quantize: str | None) -> Change:
+def _loss(policy: Exportable, module: DecisionProgram, examples: Examples, quantize: str | None) -> Change:
     """Quantises ``module`` if that is asked for, and compares it with the policy."""
     if quantize is not None:
         quantize_linears(module.policy.model)
@@ -177,7 +176,7 @@ def _loss(policy: FlowVLAPolicy, module: DecisionProgram, examples: Examples, qu
 
 
 def _facts(
-    policy: FlowVLAPolicy, env: EnvSpec, kind: str, quantize: str | None, measured: Mapping[str, Any]
+    policy: Exportable, env: EnvSpec, kind: str, quantize: str | None, measured: Mapping[str, Any]
 ) -> Facts:  # fmt: skip
     parts = policy.parts
     return Facts(
