@@ -18,7 +18,8 @@ from embodied.types import Decision, EnvSpec, Evaluation, PolicySpec, Sampling
 
 from ..shared.programs.facts import TOKENIZER, Facts, read
 from ..shared.programs.run import Program, open_program
-from ..shared.prompts import PromptIds, padded, read_tokenizer
+from ..shared.programs.write import LEAST_TOKENS
+from ..shared.prompts import PromptIds, read_tokenizer
 
 
 class ExportedPolicy(nn.Module):
@@ -44,7 +45,7 @@ class ExportedPolicy(nn.Module):
     def bind(self, env: EnvSpec) -> None:
         """See :meth:`embodied.protocols.Policy.bind`. The env must be like the one that the program was made for."""
         _check_fit(self.facts, env)
-        self._least = self.facts.prompt.max_tokens if FIELD in env.obs else 0
+        self._least = self.facts.prompt.max_tokens if FIELD in env.obs else LEAST_TOKENS
         self._least = max([self._least, *map(len, self._encode(env.tasks))])
 
     def encode_instructions(self, texts: Sequence[str]) -> Mapping[str, Tensor]:
@@ -53,7 +54,7 @@ class ExportedPolicy(nn.Module):
         Returns ``prompt_ids`` int64 [B, L] and ``prompt_present`` bool [B, L]. L is that of the longest task, or
         ``max_tokens`` if observations bring their own instructions. Only a longer sentence makes it longer.
         """
-        ids, present = padded(self._encode(texts), self.prompts.pad_id, self._least)
+        ids, present = self.prompts.padded(self._encode(texts), self._least)
         return {"prompt_ids": ids, "prompt_present": present}
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -91,6 +92,11 @@ class ExportedPolicy(nn.Module):
         return Decision({name: values.to(device) for name, values in found.items()})
 
     def _check_sampling(self, sampling: Sampling) -> None:
+        if not self.facts.spec.categories and sampling.do_sample and sampling.temperature != 1:
+            raise ConfigError(
+                f"the program has no table of choices, and temperature is {sampling.temperature:g}",
+                "set algorithm.val_sampling_params.temperature=1",
+            )
         if 0 < sampling.top_k < self.facts.categories or sampling.top_p < 1:
             raise ConfigError(
                 f"an exported program draws from the whole distribution, and top_k is {sampling.top_k}, top_p "
@@ -142,7 +148,7 @@ def build(model_path: str, threads: int | None, trust: bool) -> ExportedPolicy:
         )
     said = facts.prompt
     tokenizer = read_tokenizer(folder / TOKENIZER)
-    prompts = PromptIds(tokenizer, said.text, said.bos_id, said.last_id, said.pad_id)
+    prompts = PromptIds(tokenizer, said.text, said.bos_id, said.last_id, said.pad_id, said.whole)
     return ExportedPolicy(folder, facts, prompts, open_program(facts.format, folder, threads, facts.outputs))
 
 

@@ -6,18 +6,22 @@ Shapes: B rows, D stochastic steps, H actions of a chunk, W padded dimensions, K
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from embodied.types import EnvSpec
 
+from ..shared.constants import constant
 from ..shared.precision import number_format
+from ..shared.prompts import padded_behind
 from .inputs.normalization import Scale, padded
 from .inputs.pictures import prepare
-from .inputs.texts import Tokenizer, as_texts, check_length, padded_ids, state_prompt
+from .inputs.texts import Tokenizer, as_texts, check_length, state_prompt
 from .network.heads import NoiseHead, ValueHead
 from .network.model import Context, FlowVLA, Inputs
 from .sampling.chains import Field
@@ -57,9 +61,10 @@ class Parts:
         """Device on which the policy computes."""
         return self.model.action_out_proj.weight.device
 
-    def number_format(self) -> torch.autocast:
-        """Context of the settings' number format."""
-        return number_format(self.device, self.settings.precision)
+    def number_format(self) -> AbstractContextManager[Any]:
+        """Context of the settings' number format. In fp32 it leaves no trace in an exported program."""
+        precision = self.settings.precision
+        return nullcontext() if precision == "fp32" else number_format(self.device, precision)
 
     def read(self, obs: Mapping[str, Tensor]) -> Context:
         """Makes the trunk's one pass over B observations."""
@@ -100,7 +105,7 @@ class Parts:
         env = self.now.env
         assert env is not None, "bind() comes first"
         found = self.now.action.denormalize(chunk[:, : self.settings.num_action_chunks, : env.action_dim])
-        low, high = (torch.tensor(bound, device=found.device) for bound in (env.action_low, env.action_high))
+        low, high = (constant(bound, torch.float32, found.device) for bound in (env.action_low, env.action_high))
         return found.clamp(low, high).float()
 
     def _with_state(self, texts: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -110,4 +115,4 @@ class Parts:
             prompt = state_prompt(text, numbers)
             rows.append(self.tokenizer.encode(prompt))
             check_length(rows[-1], self.prompt_tokens, prompt)
-        return padded_ids(rows, self.now.least)
+        return padded_behind(rows, least=self.now.least)

@@ -15,13 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from embodied.errors import ConfigError
+from embodied.protocols import Examples, Exported
 from embodied.types import ArraySpec, Decision, Elements, EnvSpec, Evaluation, Gaussian, Noise, PolicySpec, Sampling
 
+from ..shared.prompts import padded_behind
 from ..shared.quantized import numbers_of
 from ..shared.trained import not_training, training_modules
+from .export import formats as exporting
 from .fit import camera_order, check_fit, statistics_scales
 from .inputs.normalization import padded
-from .inputs.texts import as_bytes, check_length, padded_ids, plain_prompt, state_prompt
+from .inputs.texts import as_bytes, check_length, plain_prompt, state_prompt
+from .network.model import Context
 from .parts import Parts
 from .sampling.chains import Chain, sample_all, sample_one, solve
 from .sampling.guidance import guided, prefix_weights
@@ -33,6 +37,7 @@ class FlowVLAPolicy(nn.Module):
     """A flow policy, made by :func:`~embodied.models.flow_vla.build_policy`. Call ``bind`` first."""
 
     _no_split_modules = ("JointLayer", "TowerLayer")  # units of sharding and recomputation
+    export_formats = exporting.KINDS  # see embodied.protocols.Exports
 
     def __init__(self, parts: Parts) -> None:
         super().__init__()
@@ -94,7 +99,7 @@ class FlowVLAPolicy(nn.Module):
         """Encodes instructions: token ids, or for π0.5, whose prompt has the state in it, the texts."""
         if self.model.sizes.state_place == "text":
             return {"prompt_text": as_bytes(texts, 128)}
-        ids, mask = padded_ids(self._longest(texts), self.parts.now.least)
+        ids, mask = padded_behind(self._longest(texts), least=self.parts.now.least)
         return {"prompt": ids, "prompt_mask": mask}
 
     @torch.no_grad()
@@ -112,17 +117,20 @@ class FlowVLAPolicy(nn.Module):
     def act(self, obs: Mapping[str, Tensor], noise: Tensor, sampling: Sampling) -> Decision:
         """See :meth:`embodied.protocols.Policy.act`. Greedy decisions are the ODE's from drawn noise."""
         with not_training(self._training_modules):
-            context = self.parts.read(obs)
-            field = self.parts.field(context)
-            first, draws, uniform = self._noise(noise)
-            if sampling.do_sample:
-                check_sampling(sampling)
-                chain = self._sampled(field, first, draws, uniform)
-            else:
-                chain = self._greedy(field, first)
-            value = self.parts.value(context)
+            return Decision(self.decide(self.parts.read(obs), noise, sampling))
+
+    def decide(self, context: Context, noise: Tensor, sampling: Sampling) -> dict[str, Tensor]:
+        """Computes the fields of a decision from what the trunk made of B observations."""
+        field = self.parts.field(context)
+        first, draws, uniform = self._noise(noise)
+        if sampling.do_sample:
+            check_sampling(sampling)
+            chain = self._sampled(field, first, draws, uniform)
+        else:
+            chain = self._greedy(field, first)
+        value = self.parts.value(context)
         fields = self._recorded(chain)
-        return Decision(fields if value is None else {**fields, "value": value})
+        return fields if value is None else {**fields, "value": value}
 
     @torch.no_grad()
     def act_after(
@@ -163,7 +171,7 @@ class FlowVLAPolicy(nn.Module):
         """A chain in which nothing was drawn: the record has the noise that it began with in place of links."""
         count = self.spec.decision["step"].shape[0]
         links = first[:, None].expand(-1, count, -1, -1)
-        steps = torch.zeros(len(first), count, dtype=torch.int64, device=first.device)
+        steps = torch.zeros(first.shape[0], count, dtype=torch.int64, device=first.device)
         return Chain(chunk, links, links, links.double(), torch.ones_like(links).double(), steps)
 
     def _recorded(self, chain: Chain) -> dict[str, Tensor]:
@@ -291,6 +299,12 @@ class FlowVLAPolicy(nn.Module):
         from .files.save import save_folder
 
         save_folder(self.parts, folder)
+
+    def export(
+        self, kind: str, folder: Path, dtype: str, examples: Examples, options: Mapping[str, Any]
+    ) -> Exported:  # fmt: skip
+        """Writes the policy in one of the export formats. See :meth:`embodied.protocols.Exports.export`."""
+        return exporting.export(self, kind, folder, dtype, examples, options)
 
 
 def check_sampling(sampling: Sampling) -> None:

@@ -5,13 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import numpy as np
+
 from embodied.errors import ConfigError, unknown_name
-from embodied.protocols import EXPORT_DTYPES
+from embodied.protocols import EXPORT_DTYPES, QUANTIZATIONS, Examples
+from embodied.types import EnvSpec
 
 from .files import SHARD_BYTES
 
 LOSES_MEAN = 0.01
 """Nats that log-probs may move on average for ``--dtype auto`` to write 16 bits."""
+PROGRAMS = {
+    "torch_export": "a program of torch.export: one decision, without this library's code",
+    "onnx": "a program of ONNX for onnxruntime and others: one decision",
+    "aoti": "a program compiled by AOTInductor for this machine's CPU: one decision",
+}
+MODEL = {"_target_": "embodied.models.exported.build_policy", "model_path": "."}
+USAGE = """\
+# in embodied: python -m embodied.eval model=exported actor.model.model_path=FOLDER env=…
+from embodied.models.exported import build_policy
+
+policy = build_policy(model_path="FOLDER")
+print(policy.env)  # what it was made for: fields of observations, cameras, actions"""
+MADE_UP = 4  # observations where there are no real ones
 
 
 class Computed(Protocol):
@@ -56,3 +72,37 @@ def check_undivided(options: Mapping[str, Any], kind: str) -> None:
             f"--shard-size of {size} bytes: format {kind} does not divide its weights among files",
             "leave --shard-size out, or write --format hf",
         )
+
+
+def check_program(dtype: str, quantize: str | None) -> None:
+    """Raises :class:`ConfigError` unless a program can be written with weights of ``dtype`` and ``quantize``."""
+    if dtype not in ("fp32", "auto"):
+        raise ConfigError(
+            f"programs compute in fp32, not in {dtype}", "leave --dtype out; --quantize int8 makes the file smaller"
+        )
+    if quantize is not None and quantize not in QUANTIZATIONS:
+        raise unknown_name("quantisation", quantize, QUANTIZATIONS, "--quantize")
+
+
+def made_up(env: EnvSpec) -> Examples:
+    """Makes random pictures and states, with instructions of the env's tasks, to check a program on."""
+    random = np.random.default_rng(0)
+    obs: dict[str, np.ndarray] = {}
+    for name, spec in env.obs.items():
+        shape = (MADE_UP, *spec.shape)
+        obs[name] = (
+            random.integers(0, 256, shape, dtype=np.uint8)
+            if spec.dtype == "uint8"
+            else random.standard_normal(shape).astype(spec.dtype)
+        )
+    return Examples(obs=obs, instructions=[env.tasks[row % len(env.tasks)] for row in range(MADE_UP)])
+
+
+def observations(count: int, real: bool) -> str:
+    """Says what a program was checked on."""
+    return f"{count} {'observations' if real else 'made-up observations, as no real ones could be had'}"
+
+
+def megabytes(size: int) -> str:
+    """Formats a size in bytes."""
+    return f"{size / 1e6:.1f} MB"

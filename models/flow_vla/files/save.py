@@ -8,6 +8,7 @@ because LeRobot expects them.
 from __future__ import annotations
 
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from embodied.errors import CheckpointError
 
-from ...shared.files import read_safetensors, write_json, write_weights
+from ...shared.files import cast, read_json, read_safetensors, write_json, write_weights
 from ...shared.lora import merged_tensors
 from ..inputs.normalization import PAIRS, Scale
 from ..network.model import FlowVLA
@@ -27,15 +28,18 @@ from ..parts import Parts
 from .folder import OWN_FILE, Folder, vlm_name
 from .load import dead_in_network
 from .names import stored_name
-from .statistics import ACTION, NORMALIZER, PREPROCESSOR, STATE, Scales, read_scales
+from .statistics import ACTION, NORMALIZER, PREPROCESSOR, STATE, read_scales
 
 POSTPROCESSOR, VLM = "policy_postprocessor.json", "vlm"
 LEROBOT_EPS = 1e-8
 HEADS = ("value_head", "noise_head")
 
 
-def save_folder(parts: Parts, path: Path) -> None:
-    """Writes what ``model_path`` needs.
+def save_folder(parts: Parts, path: Path, dtype: torch.dtype | None = None) -> None:
+    """Writes what ``model_path`` needs. All weights stand in one file, because LeRobot reads no other.
+
+    Args:
+        dtype: of all tensors; None = each as it was read, and float32 where it was trained.
 
     Raises:
         CheckpointError: the folder holds files already, or the policy knows no range of actions.
@@ -46,7 +50,8 @@ def save_folder(parts: Parts, path: Path) -> None:
         raise CheckpointError("the policy has no range of actions yet", "bind it to an env before saving")
     path.mkdir(parents=True, exist_ok=True)
     base = None if parts.source is None else Folder.open(str(parts.source))
-    write_weights(_state(parts, base), path)
+    state = _state(parts, base)
+    write_weights(state if dtype is None else {n: cast(n, t, dtype) for n, t in state.items()}, path, sys.maxsize)
     for name in HEADS:
         head: nn.Module | None = getattr(parts, name)
         if head is not None:
@@ -56,16 +61,20 @@ def save_folder(parts: Parts, path: Path) -> None:
     write_json(path / OWN_FILE, {"vision_heads": sizes.tower.heads, "head_dim": sizes.head_dim})
     write_json(path / "config.json", _config(parts, base))
     _write_beside(parts, base, path)
-    now = parts.now
-    if (
-        base is None
-        or base.openpi
-        or Scales(now.state, now.action, "") != read_scales(base, parts.settings.statistics_key)
-    ):
-        _write_processors(parts, path)
+    if base is None or not keeps_statistics(parts, base):
+        _write_processors(parts, base, path)
     else:
         for file in base.path.glob("policy_p*processor*"):
             shutil.copy(file, path / file.name)
+
+
+def keeps_statistics(parts: Parts, base: Folder) -> bool:
+    """Whether the policy normalises as LeRobot's folder says that it came from."""
+    now = parts.now
+    if base.openpi:
+        return False
+    kept = read_scales(base, parts.settings.statistics_key)
+    return (now.state, now.action) == (kept.state, kept.action)
 
 
 # -- tensors ---------------------------------------------------------------------------------------------------------
@@ -124,7 +133,7 @@ def _config(parts: Parts, base: Folder | None) -> dict[str, Any]:
     sizes, now = parts.model.sizes, parts.now
     smol, size = not sizes.gemma, [sizes.image_size] * 2
     visual = {f"observation.images.{name}": {"type": "VISUAL", "shape": [3, *size]} for name in _cameras(parts)}
-    state = {STATE: {"type": "STATE", "shape": [now.state.width or sizes.state_width]}}
+    state = {STATE: {"type": "STATE", "shape": [_state_width(parts)]}}
     common = {
         "type": sizes.layout, "n_obs_steps": 1, "input_features": {**visual, **state},
         "output_features": {ACTION: {"type": "ACTION", "shape": [now.action.width or sizes.action_width]}},
@@ -161,13 +170,13 @@ def _modes(parts: Parts) -> dict[str, str]:
 
 def _write_beside(parts: Parts, base: Folder | None, path: Path) -> None:
     """Tokenizer, and for SmolVLA the configuration of its VLM."""
+    if parts.tokenizer is not None:
+        parts.tokenizer.write(path / "tokenizer.json")
     if base is not None:
         inner = base.path / vlm_name(base.config)
         if not parts.model.sizes.gemma and (inner / "config.json").is_file():
             (path / inner.name).mkdir()
             shutil.copy(inner / "config.json", path / inner.name / "config.json")
-        if base.tokenizer is not None:
-            shutil.copy(base.tokenizer, path / "tokenizer.json")
         return
     sizes = parts.model.sizes
     if not sizes.gemma:
@@ -190,13 +199,14 @@ def _write_beside(parts: Parts, base: Folder | None, path: Path) -> None:
 # -- statistics ------------------------------------------------------------------------------------------------------
 
 
-def _write_processors(parts: Parts, path: Path) -> None:
-    """Processors with the statistics of now, under names without a data set."""
+def _write_processors(parts: Parts, base: Folder | None, path: Path) -> None:
+    """Processors with the statistics of now, under names without a data set. Other steps of LeRobot's folder that the
+    policy came from stay: they make tokens of the instruction."""
     now = parts.now
     tables = {STATE: _table(now.state), ACTION: _table(now.action)}
     state = {f"{f}.{name}": torch.tensor(numbers) for f, table in tables.items() for name, numbers in table.items()}
     features = {
-        STATE: {"type": "STATE", "shape": [now.state.width or 0]},
+        STATE: {"type": "STATE", "shape": [_state_width(parts)]},
         ACTION: {"type": "ACTION", "shape": [now.action.width or 0]},
     }
     eps = LEROBOT_EPS if now.action.openpi else now.action.eps
@@ -206,7 +216,20 @@ def _write_processors(parts: Parts, path: Path) -> None:
         save_file(state, str(path / tensors))
         config = {"eps": eps, "features": features, "norm_map": _modes(parts)}
         step: Mapping[str, Any] = {"registry_name": kind, "config": config, "state_file": tensors}
-        write_json(path / file, {"name": name, "steps": [step]})
+        before = [] if base is None or base.openpi else _steps(base.path / file)
+        steps = [step if one.get("registry_name") == kind else one for one in before]
+        write_json(path / file, {"name": name, "steps": steps if step in steps else [step]})
+
+
+def _steps(file: Path) -> list[Mapping[str, Any]]:
+    return [dict(step) for step in read_json(file)["steps"]] if file.is_file() else []
+
+
+def _state_width(parts: Parts) -> int:
+    """Numbers of the state, as far as they are known."""
+    now = parts.now
+    told = now.env.obs["state"].shape[0] if now.env is not None else parts.model.sizes.state_width
+    return now.state.width or told
 
 
 def _table(scale: Scale) -> dict[str, tuple[float, ...]]:

@@ -5,11 +5,13 @@ Shapes: B rows, L tokens, S numbers of state.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+import tokenizers
 import torch
 from torch import Tensor
 
@@ -32,6 +34,10 @@ class Tokenizer(Protocol):
         """Encodes a text with the special tokens that belong to it."""
         ...
 
+    def write(self, file: Path) -> None:
+        """Writes it as a ``tokenizer.json``."""
+        ...
+
 
 class ByteTokenizer:
     """A byte is a token; 256 begins a text. For networks with random weights."""
@@ -42,12 +48,22 @@ class ByteTokenizer:
         """Encodes a text."""
         return [256, *text.encode()]
 
+    def write(self, file: Path) -> None:
+        """Writes it as a ``tokenizer.json``: a byte is one of ByteLevel's characters."""
+        plain = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that are shown as they are
+        others = [byte for byte in range(256) if byte not in plain]
+        words = {chr(byte): byte for byte in plain} | {chr(256 + place): byte for place, byte in enumerate(others)}
+        made = tokenizers.Tokenizer(tokenizers.models.BPE({**words, "<s>": 256}, []))
+        made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        made.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 256)])
+        made.save(str(file))
+
 
 class FileTokenizer:
     """Reads a ``tokenizer.json`` and runs no code of a checkpoint."""
 
     def __init__(self, path: Path) -> None:
-        self._tokenizer = read_tokenizer(path)
+        self._path, self._tokenizer = path, read_tokenizer(path)
 
     @property
     def vocab(self) -> int:
@@ -57,6 +73,10 @@ class FileTokenizer:
     def encode(self, text: str) -> list[int]:
         """Encodes a text with special tokens, as the file says."""
         return self._tokenizer.encode(text).ids
+
+    def write(self, file: Path) -> None:
+        """Copies the file."""
+        shutil.copyfile(self._path, file)
 
 
 def plain_prompt(instruction: str) -> str:
@@ -70,15 +90,6 @@ def state_prompt(instruction: str, state: np.ndarray) -> str:
     bins = np.digitize(state, np.linspace(-1, 1, BINS + 1)[:-1]) - 1
     words = instruction.strip().replace("_", " ").replace("\n", " ")
     return f"Task: {words}, State: {' '.join(map(str, bins))};\nAction: "
-
-
-def padded_ids(rows: Sequence[Sequence[int]], least: int = 0) -> tuple[Tensor, Tensor]:
-    """Pads rows of ids behind their end: ids int64 [B, L], mask bool [B, L]."""
-    longest = max(least, *map(len, rows))
-    ids, mask = torch.zeros(len(rows), longest, dtype=torch.int64), torch.zeros(len(rows), longest, dtype=torch.bool)
-    for row, found in enumerate(rows):
-        ids[row, : len(found)], mask[row, : len(found)] = torch.tensor(found), True
-    return ids, mask
 
 
 def check_length(ids: Sequence[int], most: int, text: str) -> None:

@@ -33,7 +33,7 @@ class Chain(NamedTuple):
 
 def at(x: Tensor, time: float) -> Tensor:
     """Makes the network's time of all rows: float32 [B]."""
-    return torch.full((len(x),), time, dtype=torch.float32, device=x.device)
+    return torch.full((x.shape[0],), time, dtype=torch.float32, device=x.device)
 
 
 def solve(velocity: Velocity, noise: Tensor, count: int) -> Tensor:
@@ -56,7 +56,7 @@ def sample_all(field: Field, noise: Tensor, draws: Tensor, steps: tuple[Step, ..
         gaussian = mean_of(step, x, velocity), _wide(step.std if std is None else std, x)
         before, x = x, drawn(*gaussian, draws[:, number])
         links.append((before, x, *gaussian))
-    which = torch.arange(len(steps), device=x.device).expand(len(x), -1)
+    which = torch.arange(len(steps), device=x.device).expand(x.shape[0], -1)
     began, ended, mean, spread = (torch.stack(found, 1) for found in zip(*links, strict=True))
     return Chain(x, began, ended, mean, spread, which)
 

@@ -9,16 +9,12 @@ from typing import Any
 
 from embodied.protocols import Examples, Exported, Policy
 
+from ...shared.exporting import PROGRAMS
 from ..parts import Parts
 
 FOLDERS = {
     "hf": "a Hugging Face folder in OpenVLA-OFT's own layout: weights with adapters merged, tokenizer, statistics",
     "adapter": "a peft folder: the LoRA adapters, with the modules that were trained in full",
-}
-PROGRAMS = {
-    "torch_export": "a program of torch.export: one decision, without this library's code",
-    "onnx": "a program of ONNX for onnxruntime and others: one decision",
-    "aoti": "a program compiled by AOTInductor for this machine's CPU: one decision",
 }
 KINDS = {**FOLDERS, **PROGRAMS}
 

@@ -14,15 +14,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from embodied.errors import ConfigError, unknown_name
-from embodied.protocols import QUANTIZATIONS, Examples, Exported, Policy
-from embodied.types import EnvSpec, Sampling
+from embodied.errors import ConfigError
+from embodied.protocols import Examples, Exported, Policy
+from embodied.types import Sampling
 
-from ...shared.exporting import check_undivided
+from ...shared.exporting import MODEL, USAGE, check_program, check_undivided, made_up, megabytes, observations
 from ...shared.programs.facts import TOKENIZER, Facts, PromptFacts
 from ...shared.programs.int8 import num_bytes, quantize_linears
 from ...shared.programs.run import open_program
@@ -36,15 +35,6 @@ from .decision import DecisionProgram, Difference, Reference, difference, module
 TOLERANCE = 1e-4  # tolerance for actions, in the env's units, and for log-probs, in nats
 ROWS = 8  # rows of one call while the program is verified
 TRACED_ROWS = 3
-MADE_UP = 4  # observations where there are no real ones
-
-MODEL = {"_target_": "embodied.models.exported.build_policy", "model_path": "."}
-USAGE = """\
-# in embodied: python -m embodied.eval model=exported actor.model.model_path=FOLDER env=…
-from embodied.models.exported import build_policy
-
-policy = build_policy(model_path="FOLDER")
-print(policy.env)  # what it was made for: fields of observations, cameras, actions"""
 
 
 def export_program(
@@ -78,7 +68,10 @@ def export_program(
     measured |= {} if loss is None else {"loss": asdict(loss)}
     _facts(policy, parts, kind, quantize, measured).write(folder, [*files, TOKENIZER])
     size = sum((folder / name).stat().st_size for name in files)
-    notes = [_said(kind, found, count, real), f"size: weights {_mb(plain_bytes)} in fp32, files {_mb(size)}"]
+    notes = [
+        _said(kind, found, count, real),
+        f"size: weights {megabytes(plain_bytes)} in fp32, files {megabytes(size)}",
+    ]
     if loss is not None:
         notes.append(loss.summary(quantize, parts.settings.precision, count, real))
     if kind == "aoti":
@@ -94,12 +87,7 @@ def _check(parts: Parts, kind: str, dtype: str, quantize: str | None) -> None:
             "(actor.model.decoding=autoregressive)",
             "write --format hf",
         )
-    if dtype not in ("fp32", "auto"):
-        raise ConfigError(
-            f"programs compute in fp32, not in {dtype}", "leave --dtype out; --quantize int8 makes the file smaller"
-        )
-    if quantize is not None and quantize not in QUANTIZATIONS:
-        raise unknown_name("quantisation", quantize, QUANTIZATIONS, "--quantize")
+    check_program(dtype, quantize)
     if parts.now.env is None:
         raise ConfigError("the policy is not bound to an env", "call policy.bind(env) before it is exported")
     check_tools(kind)
@@ -121,20 +109,6 @@ class Case:
         return {
             name: values[torch.arange(TRACED_ROWS) % len(values)].contiguous() for name, values in self.inputs.items()
         }
-
-
-def made_up(env: EnvSpec) -> Examples:
-    """Makes random pictures and states, with instructions of the env's tasks, to check a program on."""
-    random = np.random.default_rng(0)
-    obs: dict[str, np.ndarray] = {}
-    for name, spec in env.obs.items():
-        shape = (MADE_UP, *spec.shape)
-        obs[name] = (
-            random.integers(0, 256, shape, dtype=np.uint8)
-            if spec.dtype == "uint8"
-            else random.standard_normal(shape).astype(spec.dtype)
-        )
-    return Examples(obs=obs, instructions=[env.tasks[row % len(env.tasks)] for row in range(MADE_UP)])
 
 
 def _cases(parts: Parts, examples: Examples) -> list[Case]:
@@ -206,7 +180,7 @@ class Loss:
         return (
             f"{what}: log-probs change by at most {self.logprobs_largest:.2g} nats (mean {self.logprobs_mean:.2g}), "
             f"greedy actions by at most {self.actions_largest:.2g} (mean {self.actions_mean:.2g}), "
-            f"{self.other_tokens} of {self.tokens} tokens are others, on {_observations(count, real)}"
+            f"{self.other_tokens} of {self.tokens} tokens are others, on {observations(count, real)}"
         )
 
 
@@ -253,14 +227,6 @@ def _said(kind: str, found: Difference, count: int, real: bool) -> str:
     undecided = f"; {found.undecided} tokens were undecided within that" if found.undecided else ""
     return (
         f"the written {kind} program against Python, greedy and sampled: actions differ by at most "
-        f"{found.actions:.2g}, log-probs by at most {found.logprobs:.2g} nats, on {_observations(count, real)}"
+        f"{found.actions:.2g}, log-probs by at most {found.logprobs:.2g} nats, on {observations(count, real)}"
         f"{undecided}"
     )
-
-
-def _observations(count: int, real: bool) -> str:
-    return f"{count} {'observations' if real else 'made-up observations, as no real ones could be had'}"
-
-
-def _mb(size: int) -> str:
-    return f"{size / 1e6:.1f} MB"

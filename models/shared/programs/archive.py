@@ -32,10 +32,8 @@ TARGETS = re.compile(
 )
 REFUSED = re.compile(r"torch\.ops\.aten\.from_file\.")  # it maps any file of the machine
 FUNCTIONS = "Add|Mul|Max|Min|Mod|PythonMod|FloorDiv|CeilDiv|CleanDiv|Identity"
-SIZES = re.compile(
-    r"(?:Symbol\('[su]\d++'(?:, (?:positive|nonnegative|integer)=True)*+\)|Integer\(-?\d{1,19}+\)"
-    rf"|(?:{FUNCTIONS})\(|\)|, )*+"
-)
+SYMBOL = r"Symbol\('[su]\d++'(?:, (?:positive|nonnegative|integer)=True)*+\)"
+SIZES = re.compile(rf"(?:{SYMBOL}|Pow\({SYMBOL}, Integer\(2\)\)|Integer\(-?\d{{1,19}}+\)|(?:{FUNCTIONS})\(|\)|, )*+")
 WORDS = re.compile(r"[\w.]*")
 TREES = re.compile(r'[\w.\[\]{}:,"\\ -]*')  # how inputs and outputs are nested, as JSON
 

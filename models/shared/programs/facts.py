@@ -57,9 +57,12 @@ class PromptFacts:
     last_id: int
     pad_id: int
     max_tokens: int  # most tokens of a prompt
+    whole: bool = False  # the tokenizer itself adds what begins and ends a prompt, and padding stands at its end
 
     def text(self, instruction: str) -> str:
-        """Returns the prompt's text for an instruction."""
+        """Returns the prompt's text for an instruction. A line that ends already is not ended twice."""
+        if self.whole and self.template.endswith("\n"):
+            instruction = instruction.removesuffix("\n")
         return self.template.replace("{}", instruction.lower() if self.lower else instruction)
 
 
@@ -105,7 +108,7 @@ class Facts:
         values = {**asdict(self), "env": to_json(self.env), "files": checksums(folder, names)}
         del values["declared"]
         if self.declared is None:
-            del values["sampler"]
+            del values["sampler"], values["prompt"]["whole"]
         else:
             values["spec"] = spec.to_json(self.declared)
         write_json(folder / FILE, sealed({"version": TOKENS if self.declared is None else VERSION, **values}))
@@ -153,7 +156,12 @@ def _facts(data: Mapping[str, Any]) -> Facts:
     return Facts(
         format=_is(data, "format", str),
         env=env,
-        prompt=PromptFacts(_is(prompt, "template", str), _is(prompt, "lower", bool), **ids),
+        prompt=PromptFacts(
+            _is(prompt, "template", str),
+            _is(prompt, "lower", bool),
+            **ids,
+            whole=_is({"whole": False, **prompt}, "whole", bool),
+        ),
         **{name: _is(data, name, int) for name in counts},
         quantize=None if quantize is None else _is(data, "quantize", str),
         policy={str(name): str(fact) for name, fact in _is(data, "policy", dict).items()},
