@@ -254,7 +254,7 @@ def report(steps: Steps) -> None:
     result = {**facts, **collect(out)}
     DOCS.mkdir(parents=True, exist_ok=True)
     draw(result, DOCS / "quickstart.png")
-    strips(out, record(steps), DOCS / "quickstart_episodes.png")
+    strips(out, record(steps), DOCS.parent / "images" / "quickstart_episodes.png")
     fill(DOCS / "quickstart.md", BEGIN, tables(result))
     print(save("quickstart", result))
 

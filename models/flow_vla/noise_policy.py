@@ -85,7 +85,7 @@ class NoisePolicy(FlowVLAPolicy):
     def _feature(self, context: Context, expected: Tensor) -> Tensor:
         """What the heads read, float32 [B, d]. Args: ``expected`` is the mean action, float32 [B, K, A]."""
         assert context.hidden is not None
-        sizes, rows = self.model.sizes, len(context.hidden)  # compiled layers are given more of them
+        sizes, rows = self.model.sizes, context.hidden.shape[0]  # compiled layers are given more of them
         mean = mean_present(context.hidden, context.present[:rows])
         # π0.5 reads all of a wider state in its text. A number that hardly varied in the demonstrations may elsewhere
         # be a hundred times its range away, and each step of the head would move the ratio of such a record too far.

@@ -72,10 +72,12 @@ class Parts:
     def read(self, obs: Mapping[str, Tensor]) -> Context:
         """Makes the trunk's one pass over B observations."""
         inputs = self.inputs(obs)
+        if not self._fills:
+            with self.number_format():
+                return self.model.read(inputs)
         rows = len(inputs.tokens)
-        if self._fills:
-            # of one layout in memory, too: else the layers would be compiled for each
-            inputs = Inputs(*(filled(values, bucket(rows)).contiguous() for values in inputs))
+        # of one layout in memory, too: else the layers would be compiled for each
+        inputs = Inputs(*(filled(values, bucket(rows)).contiguous() for values in inputs))
         with self.number_format():
             context = self.model.read(inputs)
         return context if context.hidden is None else replace(context, hidden=context.hidden[:rows])
@@ -106,13 +108,18 @@ class Parts:
         """Makes the function that a chain integrates."""
 
         def compute(x: Tensor, time: Tensor) -> tuple[Tensor, Tensor | None]:
-            rows, whole = len(x), len(context.present)
             with self.number_format():
-                tokens = self.model.expert_tokens(context, filled(x, whole), filled(time, whole))[:rows]
+                tokens = self._expert_tokens(context, x, time)
                 velocity = self.model.action_out_proj(tokens).float()
                 return velocity, None if self.noise_head is None else self.noise_head(tokens)
 
         return compute
+
+    def _expert_tokens(self, context: Context, x: Tensor, time: Tensor) -> Tensor:
+        if not self._fills:
+            return self.model.expert_tokens(context, x, time)
+        rows, whole = len(x), len(context.present)
+        return self.model.expert_tokens(context, filled(x, whole), filled(time, whole))[:rows]
 
     def velocity(self, context: Context) -> Velocity:
         """Makes the function that the ODE integrates."""
@@ -124,7 +131,7 @@ class Parts:
         if self.value_head is None:
             return None
         assert context.hidden is not None
-        return self.value_head(context.hidden, context.present[: len(context.hidden)])
+        return self.value_head(context.hidden, context.present[: context.hidden.shape[0]])
 
     def actions(self, chunk: Tensor) -> Tensor:
         """Turns a normalised chunk [B, H, W] into K actions in the env's units, within its range: float32 [B, K, A]."""

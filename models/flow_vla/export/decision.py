@@ -64,10 +64,10 @@ def in_float32(policy: Exportable) -> Any:
     model.load_state_dict(merged_state(parts.model), assign=True)
     heads: dict[str, Any] = {
         name: None if (head := getattr(parts, name)) is None else copy.deepcopy(head).float().cpu()
-        for name in ("value_head", "noise_head")
+        for name in ("value_head", "noise_head", "noise_policy")
     }
     settings = replace(parts.settings, precision="fp32", is_lora=False, gradient_checkpointing=False)
-    copied = replace(parts, model=model, settings=settings, now=copy.copy(parts.now), **heads)
+    copied = replace(parts, model=model, settings=settings, now=copy.copy(parts.now), compiled=None, **heads)
     again: Any = type(policy)
     return again(copied).eval().requires_grad_(False)
 

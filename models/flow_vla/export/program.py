@@ -90,6 +90,12 @@ def _check(parts: Parts, kind: str, dtype: str, quantize: str | None) -> EnvSpec
             "anew for each observation",
             "write --format hf",
         )
+    if parts.settings.quantization_bit is not None:
+        raise ConfigError(
+            f"--format {kind} writes whole weights, and those of the trunk are held in "
+            f"{parts.settings.quantization_bit} bits",
+            "write --format hf",
+        )
     check_program(dtype, quantize)
     if parts.now.env is None:
         raise ConfigError("the policy is not bound to an env", "call policy.bind(env) before it is exported")

@@ -103,6 +103,25 @@ def test_a_program_answers_as_the_checkpoint(written: tuple[FlowVLAPolicy, Path,
     assert "temperature=1" in caught.value.remedy
 
 
+def test_a_noise_policy_is_written_too_and_quantized_trunks_are_refused(tmp_path: Path) -> None:
+    steered = {"noise_method": "noise_policy", "is_lora": False, "lora_rank": 32, "lora_init_weights": True}
+    policy = policy_of(**steered)
+    with torch.no_grad():
+        for weights in policy.noise_policy.parameters():
+            weights.normal_(std=0.2)
+    (tmp_path / "out").mkdir()
+    policy.export("torch_export", tmp_path / "out", "fp32", Examples(), {})
+    program = build_exported(model_path=str(tmp_path / "out"))
+    program.bind(ENV)
+    for sampling in (GREEDY, SAMPLED):
+        wanted, found = (asked(one, 2, [*ENV.tasks[:2]], sampling) for one in (policy, program))
+        for name, values in wanted.items():
+            torch.testing.assert_close(found[name], values, atol=1e-5, rtol=1e-5)
+    held = exporter.replace(policy.parts.settings, quantization_bit=8)
+    with pytest.raises(ConfigError, match="held in 8 bits"):
+        exporter._check(exporter.replace(policy.parts, settings=held), "onnx", "fp32", None)
+
+
 def test_it_was_verified_by_evaluation(written: tuple[FlowVLAPolicy, Path, ExportedPolicy]) -> None:
     _, folder, _ = written
     found = json.loads((folder / "verified.json").read_text(encoding="utf-8"))
