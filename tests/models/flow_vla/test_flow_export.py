@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping
@@ -117,9 +118,9 @@ def test_a_noise_policy_is_written_too_and_quantized_trunks_are_refused(tmp_path
         wanted, found = (asked(one, 2, [*ENV.tasks[:2]], sampling) for one in (policy, program))
         for name, values in wanted.items():
             torch.testing.assert_close(found[name], values, atol=1e-5, rtol=1e-5)
-    held = exporter.replace(policy.parts.settings, quantization_bit=8)
+    held = dataclasses.replace(policy.parts.settings, quantization_bit=8)
     with pytest.raises(ConfigError, match="held in 8 bits"):
-        exporter._check(exporter.replace(policy.parts, settings=held), "onnx", "fp32", None)
+        exporter._check(dataclasses.replace(policy.parts, settings=held), "onnx", "fp32", None)
 
 
 def test_it_was_verified_by_evaluation(written: tuple[FlowVLAPolicy, Path, ExportedPolicy]) -> None:
