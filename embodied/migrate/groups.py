@@ -73,7 +73,7 @@ def choose(migration: Migration, chosen: Chosen, names_problems: bool) -> None:
         if group == "model" and name in BY_HAND:
             migration.open.setdefault(
                 group,
-                f"their keys for {name} are not translated: give model={name}, and its keys by hand (docs/models.md)",
+                f"their keys for {name} are not translated: give model={name}, and its keys by hand (docs/migrate.md)",
             )
         elif name in group_options(group.partition(".")[0]):
             migration.groups[group] = name
