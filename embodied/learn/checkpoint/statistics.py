@@ -21,11 +21,11 @@ def known(policy: Policy) -> dict[str, Any] | None:
 
 
 def kind(policy: Policy) -> str:
-    """Names the kind of action statistics of ``policy`` for the user. Call after ``use_statistics``. Of a policy that
-    keeps several kinds it is not known by which it scales."""
+    """Names the kind of action statistics of ``policy`` for the user. Call after ``use_statistics``. Action tokens are
+    spread over quantiles; of another policy that keeps several kinds it is not known by which it scales."""
     found = known(policy)
     names = found["action"] if found is not None else {}
-    if "q01" in names and "mean" in names:
+    if "q01" in names and "mean" in names and not policy.spec.categories:
         return "those"
     if "q01" in names:
         return "1 % and 99 % quantiles"
