@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 from embodied.models.flow_vla import build_policy
-from embodied.models.flow_vla.inputs.texts import ByteTokenizer
 from embodied.models.flow_vla.policy import FlowVLAPolicy
 from embodied.models.flow_vla.sampling.chains import solve
 from environments import python_with
 from flow_golden import folder_of, heads
 from safetensors.torch import load_file, save_file
+from test_flow_folders import tokenizer
 from torch import Tensor
 
 from embodied.types import EnvSpec, Sampling
@@ -59,12 +59,12 @@ def read_and_trained(tmp_path: Path) -> FlowVLAPolicy:
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
     del config["pretrained_revision"]  # a key of newer versions than the one that reads it here
     (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    policy = build_policy(model_path=str(source), num_steps=10, **heads("smolvla_tiny"))
+    words = {"tokenizer_path": str(tokenizer(tmp_path))}  # the golden folder has none
+    policy = build_policy(model_path=str(source), num_steps=10, **words, **heads("smolvla_tiny"))
     with torch.no_grad():
         for name, parameter in policy.named_parameters():
             if ".expert." in name:
                 parameter.mul_(1.1)
-    object.__setattr__(policy.parts, "tokenizer", ByteTokenizer())  # the golden folder has none
     return policy
 
 
