@@ -9,7 +9,7 @@ observations must agree with those of the policy to 1e-4, else nothing is export
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from embodied.types import EnvSpec, Sampling
 
 from ...shared.change import Change, change
 from ...shared.exporting import MODEL, USAGE, check_program, check_undivided, made_up, megabytes, observations
+from ...shared.programs.cases import Case, cases_of, differs
 from ...shared.programs.facts import TOKENIZER, Facts, PromptFacts
 from ...shared.programs.int8 import num_bytes, quantize_linears
 from ...shared.programs.run import open_program
@@ -34,8 +35,6 @@ from ..parts import Parts
 from .decision import DecisionProgram, Exportable, gaps, policy_answers
 
 TOLERANCE = 1e-4  # of each field; see gaps
-ROWS = 8  # rows of one call while the program is verified
-TRACED_ROWS = 3
 SAMPLINGS = {"greedy": Sampling(do_sample=False), "sampled": Sampling()}
 
 
@@ -53,7 +52,7 @@ def export_program(
     env = _check(parts, kind, dtype, quantize)
     real = examples.obs is not None
     examples = examples if real else made_up(env)
-    cases = _cases(policy, examples)
+    cases = cases_of(examples, SAMPLINGS.values(), partial(_inputs, policy))
     module = DecisionProgram(policy)
     plain_bytes = num_bytes(module)
     exact = parts.settings.precision == "fp32" and quantize is None
@@ -106,33 +105,6 @@ def _check(parts: Parts, kind: str, dtype: str, quantize: str | None) -> EnvSpec
 # -- observations ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Case:
-    """A call of an exported program that is checked: its inputs, and the same observations as the policy takes them."""
-
-    inputs: Mapping[str, Tensor]
-    texts: Sequence[str]
-    sampling: Sampling
-
-    def traced(self) -> dict[str, Tensor]:
-        """Returns example inputs of the same shapes for tracing: a few rows."""
-        rows = torch.arange(TRACED_ROWS) % len(self.texts)
-        return {name: values[rows].contiguous() for name, values in self.inputs.items()}
-
-
-def _cases(policy: Exportable, examples: Examples) -> list[Case]:
-    """All observations greedily and sampled, in calls of at most :data:`ROWS` rows."""
-    obs, texts = examples.obs, examples.instructions
-    assert obs is not None
-    cases = []
-    for sampling in SAMPLINGS.values():
-        for begin in range(0, len(texts), ROWS):
-            told = texts[begin : begin + ROWS]
-            part = {name: torch.from_numpy(obs[name][begin : begin + ROWS]) for name in ("images", "state")}
-            cases.append(Case(_inputs(policy, part, told, sampling, begin), told, sampling))
-    return cases
-
-
 def _inputs(
     policy: Exportable, obs: Mapping[str, Tensor], texts: Sequence[str], sampling: Sampling, first: int
 ) -> dict[str, Tensor]:
@@ -158,13 +130,9 @@ def _verify(
     program = open_program(kind, folder, outputs=tuple(wanted[0]))
     each = [gaps(one, program(case.inputs)) for case, one in zip(cases, wanted, strict=True)]
     found = {name: max(one[name] for one in each) for name in wanted[0]}
-    if (worst := max(found.values())) > TOLERANCE:
-        raise ConfigError(
-            f"the {kind} program differs from the policy by up to {worst:.2g} "
-            f"({', '.join(f'{name} {gap:.2g}' for name, gap in found.items())}), and at most {TOLERANCE:g} is right",
-            "this is a defect of the exporter or of a library; write another format, and report it with the versions "
-            f"of torch ({torch.__version__}), onnx and onnxruntime",
-        )
+    if max(found.values()) > TOLERANCE:
+        each_gap = ", ".join(f"{name} by up to {gap:.2g}" for name, gap in found.items())
+        raise differs(kind, each_gap, TOLERANCE)
     return found
 
 

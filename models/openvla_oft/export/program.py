@@ -11,6 +11,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from embodied.protocols import Examples, Exported, Policy
 from embodied.types import Sampling
 
 from ...shared.exporting import MODEL, USAGE, check_program, check_undivided, made_up, megabytes, observations
+from ...shared.programs.cases import Case, cases_of, differs
 from ...shared.programs.facts import TOKENIZER, Facts, PromptFacts
 from ...shared.programs.int8 import num_bytes, quantize_linears
 from ...shared.programs.run import open_program
@@ -33,8 +35,7 @@ from ..tokens.processing import TEMPLATE
 from .decision import DecisionProgram, Difference, Reference, difference, module_answers, policy_answers
 
 TOLERANCE = 1e-4  # tolerance for actions, in the env's units, and for log-probs, in nats
-ROWS = 8  # rows of one call while the program is verified
-TRACED_ROWS = 3
+SAMPLINGS = (Sampling(do_sample=False), Sampling(temperature=1.6))
 
 
 def export_program(
@@ -51,7 +52,7 @@ def export_program(
     _check(parts, kind, dtype, quantize)
     assert parts.now.env is not None
     real = examples.obs is not None
-    cases = _cases(parts, examples if real else made_up(parts.now.env))
+    cases = cases_of(examples if real else made_up(parts.now.env), SAMPLINGS, partial(_inputs, parts))
     module = DecisionProgram(parts, by_products=kind == "onnx")
     plain_bytes = num_bytes(module)
     if parts.settings.precision == "fp32" and quantize is None:
@@ -96,34 +97,6 @@ def _check(parts: Parts, kind: str, dtype: str, quantize: str | None) -> None:
 # -- observations ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Case:
-    """A call of an exported program that is checked: its inputs, and the same observations as the policy takes them."""
-
-    inputs: Mapping[str, Tensor]
-    texts: Sequence[str]
-    sampling: Sampling
-
-    def traced(self) -> dict[str, Tensor]:
-        """Returns example inputs of the same shapes for tracing: a few rows."""
-        return {
-            name: values[torch.arange(TRACED_ROWS) % len(values)].contiguous() for name, values in self.inputs.items()
-        }
-
-
-def _cases(parts: Parts, examples: Examples) -> list[Case]:
-    """All observations greedily and sampled, in calls of at most :data:`ROWS` rows."""
-    obs, texts = examples.obs, examples.instructions
-    assert obs is not None
-    cases = []
-    for sampling in (Sampling(do_sample=False), Sampling(temperature=1.6)):
-        for begin in range(0, len(texts), ROWS):
-            told = texts[begin : begin + ROWS]
-            part = {name: torch.from_numpy(values[begin : begin + ROWS]) for name, values in obs.items()}
-            cases.append(Case(_inputs(parts, part, told, sampling, begin), told, sampling))
-    return cases
-
-
 def _inputs(
     parts: Parts, obs: Mapping[str, Tensor], texts: Sequence[str], sampling: Sampling, seed: int
 ) -> dict[str, Tensor]:
@@ -154,12 +127,8 @@ def _verify(
         answers = program(case.inputs)
         found |= difference(reference, answers, case.inputs, module.meaning, first, TOLERANCE)
     if found.largest > TOLERANCE:
-        raise ConfigError(
-            f"the {kind} program differs from the policy: actions by up to {found.actions:.2g}, log-probs by up to "
-            f"{found.logprobs:.2g} nats, and at most {TOLERANCE:g} is right",
-            "this is a defect of the exporter or of a library; write another format, and report it with the versions "
-            f"of torch ({torch.__version__}), onnx and onnxruntime",
-        )
+        gaps = f"actions by up to {found.actions:.2g}, log-probs by up to {found.logprobs:.2g} nats"
+        raise differs(kind, gaps, TOLERANCE)
     return found
 
 
