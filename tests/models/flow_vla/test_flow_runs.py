@@ -82,7 +82,10 @@ def test_a_checkpoint_is_evaluated_disturbed_and_compared(
             *CONFIG,
         ]
         assert evaluate.main(words) == 0
-    files = [json.loads(Path(f"runs/{name}/eval/000000.json").read_text()) for name in ("plain", "again", "fine")]
+    files = [
+        json.loads(Path(f"runs/{name}/eval/000000.json").read_text(encoding="utf-8"))
+        for name in ("plain", "again", "fine")
+    ]
     plain, again, fine = ([episode["return"] for episode in file["episodes"]] for file in files)
     assert plain == again
     assert plain != fine
