@@ -165,7 +165,7 @@ def test_a_program_that_answers_otherwise_is_not_exported(
 
     monkeypatch.setattr(exporter, "write", lambda *given: [])
     monkeypatch.setattr(exporter, "open_program", odd)
-    with pytest.raises(ConfigError, match="differs from the policy: .* by up to inf"):
+    with pytest.raises(ConfigError, match=r"differs from the policy: .* by up to inf"):
         policy.export("onnx", tmp_path, "fp32", Examples(), {})
 
 
