@@ -286,7 +286,10 @@ class FlowVLAPolicy(nn.Module):
             "precision": settings.precision
             + (f", trunk in {settings.quantization_bit} bits" if settings.quantization_bit else ""),
             "output": f"{settings.num_action_chunks} of {sizes.horizon} actions",
-            "sampler": ", ".join(f"{name} {value}" for name, value in self.sampler(Sampling()).items()),
+            "sampler": ", ".join(
+                str(value) if name == "sampler" else f"{name} {value}"
+                for name, value in self.sampler(Sampling()).items()
+            ),
         }
 
     def pictures(self) -> Mapping[str, Any]:

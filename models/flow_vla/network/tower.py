@@ -70,7 +70,8 @@ class Embeddings(nn.Module):
         patches = self.patch_embedding(pixels)
         rows, columns = (self._places(length, pixels.device) for length in patches.shape[-2:])
         places = (rows[:, None] * self.side + columns[None]).flatten()
-        return patches.flatten(2).transpose(1, 2) + self.position_embedding(places)
+        # the order in memory stays through all layers, and norms would copy what is transposed
+        return patches.flatten(2).transpose(1, 2).contiguous() + self.position_embedding(places)
 
     def _places(self, length: int, device: torch.device) -> Tensor:
         """Positions of ``length`` patches, spread over all that were learned. In whole numbers: as fractions they fall
