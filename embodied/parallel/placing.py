@@ -163,7 +163,7 @@ class _Site:
         labels = [label for label in place.groups if label in self.groups]
         if len(labels) < len(place.groups) and len(place.groups) > 1:
             raise ConfigError(
-                f"{PLACEMENT} gives {place.component} {place.text}, and the group node has every node already",
+                f"{PLACEMENT} gives {place.said}, and the group node has every node already",
                 "name it alone, or leave it out",
             )
         if not labels:
@@ -172,7 +172,7 @@ class _Site:
         found = [self._node(node.name) for node in nodes]
         if (twice := next((node.name for node in found if found.count(node) > 1), None)) is not None:
             raise ConfigError(
-                f"{PLACEMENT} gives {place.component} {place.text}, and {twice} is in more than one of the groups",
+                f"{PLACEMENT} gives {place.said}, and {twice} is in more than one of the groups",
                 "name groups that share no node",
             )
         return found, not any(node.devices for node in found)
@@ -188,8 +188,7 @@ class _Site:
             nodes, themselves = self._meant(place)
             if themselves:
                 raise ConfigError(
-                    f"{PLACEMENT} gives {name} {place.text}, and {_names(nodes)} {_have(nodes)} no device "
-                    "for a process",
+                    f"{PLACEMENT} gives {place.said}, and {_names(nodes)} {_have(nodes)} no device for a process",
                     "name devices; simulators alone (env) can be on nodes without",
                 )
             found = self._chosen(place, self._devices(nodes))
@@ -206,7 +205,7 @@ class _Site:
         numbers, processes = place.ranks.numbers, place.ranks.processes
         if processes not in (None, len(devices)):
             raise ConfigError(
-                f"{PLACEMENT} gives {place.component} {place.text}: {processes} processes for {len(devices)} devices, "
+                f"{PLACEMENT} gives {place.said}: {processes} processes for {len(devices)} devices, "
                 "and each device has one process",
                 "leave out what follows the colon",
             )
@@ -214,7 +213,7 @@ class _Site:
         if beyond:
             last = devices[-1][0]
             raise ConfigError(
-                f"{PLACEMENT} gives {place.component} {place.text}, and {_count(len(devices), 'device')} "
+                f"{PLACEMENT} gives {place.said}, and {_count(len(devices), 'device')} "
                 f"{_are(len(devices))} there, the last on {last}: {as_spans(beyond, 3)} {_are(len(beyond))} not",
                 f"name devices of {_to(len(devices))}, or raise cluster.num_nodes or cluster.num_gpus_per_node",
             )
@@ -245,7 +244,7 @@ class _Site:
 
     def _check_beside(self, place: Place, names: Sequence[str], acting: set[str], themselves: bool) -> None:
         """Refuses simulators that stand neither beside a process that acts nor on nodes of their own."""
-        said = f"{PLACEMENT} gives env {place.text}"
+        said = f"{PLACEMENT} gives {place.said}"
         fix = "name the devices of rollout, or nodes that have neither actor nor rollout"
         for name in names:
             if name not in acting:

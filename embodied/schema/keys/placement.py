@@ -55,6 +55,12 @@ class Place:
     ranks: Ranks = ALL  # of the devices of the groups' nodes; of the nodes themselves where these have no device
     groups: tuple[str, ...] = ()  # labels, in the order in which their nodes are counted; (): all nodes
     text: str = "all"  # as it is written
+    who: str = ""  # whom the key gives it, if that is not this component alone
+
+    @property
+    def said(self) -> str:
+        """The component and its place, for messages."""
+        return f"{self.who or self.component} {self.text}"
 
 
 @dataclass(frozen=True)
@@ -194,14 +200,14 @@ def _components(names: str) -> Iterator[str]:
 def _place(name: str, where: Any, labels: Sequence[str], said: str = "") -> Place:
     what = f"{PLACEMENT} gives {said or name}"
     if isinstance(where, str) and where.strip() in labels:
-        return Place(name, ALL, (where.strip(),), _text(where))
+        return Place(name, ALL, (where.strip(),), _text(where), said)
     if isinstance(where, str) and _LABEL.fullmatch(where.strip()) and where.strip().lower() != "all":
         raise ConfigError(
             f"{what} {where!r}, which is no label of {GROUPS}{did_you_mean(where, labels)}",
             f"{HOW}, or a label{_known(labels)}",
         )
     if (group := getattr(where, "node_group", None)) is None:
-        return Place(name, parse_ranks(where, what), (), _text(where))
+        return Place(name, parse_ranks(where, what), (), _text(where), said)
     return Place(name, parse_ranks(where.placement, what), _labels(group, what, labels), _text(where))
 
 
@@ -229,6 +235,13 @@ def _text(where: Any) -> str:
     if (group := getattr(where, "node_group", None)) is None:
         return str(where)
     return f"{where.placement} of {group}"
+
+
+def placed(cluster: Any) -> tuple[tuple[NodeGroup, ...], dict[str, Place]]:
+    """Reads the node groups and the placement of a :class:`embodied.schema.ClusterConfig`. Raises
+    :class:`ConfigError`."""
+    groups = parse_groups(cluster.node_groups or ())
+    return groups, parse_placement(cluster.component_placement, [group.label for group in groups])
 
 
 def parse_groups(groups: Sequence[Any]) -> tuple[NodeGroup, ...]:
