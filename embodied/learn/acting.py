@@ -4,10 +4,11 @@
 |---|---|---|
 | usual | ``i`` iterations | the policy |
 | ``runner.weight_sync_interval: n`` | ``i − i mod n`` | second tensors, exchanged with the policy's own |
-| ``algorithm.max_staleness`` ≥ 1 | ``i − 1``; 0 of the first | a copy of the policy with its own trained tensors |
+| ``algorithm.max_staleness: 1`` | ``i − 1``; 0 of the first | a copy of the policy with its own trained tensors |
+| ``algorithm.max_staleness: s`` | ``i − s``; 0 of the first s | the same with s sets (:mod:`embodied.learn.lagged`) |
 
-With both keys it is ``j − 1`` iterations, of the last multiple ``j`` of n up to ``i``. Frozen weights are there once.
-An evaluation always has the present weights.
+With the second and third it is ``j − 1`` iterations, of the last multiple ``j`` of n up to ``i``. Frozen weights are
+there once. An evaluation always has the present weights.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ class Acting:
         """Takes the present weights, of ``version``, if they are due. Call it before the rollout of ``iteration``, and
         with ``max_staleness`` before the update that runs beside it."""
         self.version = version
+
+    def use(self, version: int) -> None:
+        """Gives :attr:`policy` the weights of ``version``, where several act at a time."""
 
     def weights(self) -> AbstractContextManager[None]:
         """Context in which :attr:`policy` has the weights that act."""

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from embodied.algorithms.kl import make_coefficient
-from embodied.learn.acting import check_acts_alone, make_acting
+from embodied.learn.acting import check_acts_alone
 from embodied.learn.batch import Batch, optimizer_batches
+from embodied.learn.lagged import acting_of
 from embodied.learn.ranks.balance import Balance
 from embodied.learn.ranks.teams import of_team, where_collected
 from embodied.learn.score.drift import with_drift
@@ -82,7 +83,7 @@ class Trainer(Stepping):
         check_counts_tokens(self.policy, self.max_tokens)
         if algorithm.max_staleness:
             check_acts_alone(self.parallel)
-        self.acting = make_acting(self.policy, algorithm.max_staleness, self.weight_sync_interval)
+        self.acting = acting_of(self.policy, algorithm.max_staleness, self.weight_sync_interval)
         self.engine = StepEngine(self.policy, self.actor, self.parallel, self.iterations, self.max_bad_updates)
         self._parallel, self._group = self.engine.parallel, self.engine.parallel.group
         self._kl_coefficient = make_coefficient(algorithm.kl_beta, control.type, control.target_kl, control.horizon)

@@ -53,6 +53,12 @@ class Timeline:
         self.spans: list[Span] = []
         self._left_out = 0  # spans beyond those that are kept
 
+    def take_over(self, before: Timeline) -> None:
+        """Takes over what slots do at the end of the timeline ``before``, as if they had just begun with it."""
+        self._sent, self._waits, self._lost = (
+            dict.fromkeys(since, self._began) for since in (before._sent, before._waits, before._lost)
+        )
+
     def sent(self, slot: int) -> None:
         """Notes that a command goes to the env slot."""
         now = self._sent[slot] = self._clock()

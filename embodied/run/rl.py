@@ -37,7 +37,8 @@ from embodied.run.folder.saves import Saves, due
 from embodied.run.session import open_session
 from embodied.run.training import metrics
 from embodied.run.training.collector import Collector
-from embodied.run.training.iteration import Synchronous, make_turns, processes_of
+from embodied.run.training.fixed_lag import make_turns
+from embodied.run.training.iteration import Synchronous, processes_of
 from embodied.runtime.signals import StopSignal
 from embodied.schema import Config
 
@@ -67,7 +68,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         engine = opened.enter_context(session.engine())
         simulators = Simulators(
             config, sides, processes_of(config.algorithm, processes), replace(model, policy=trainer.acting.policy),
-            folder, reporter, session.server, engine, learns=model.policy,
+            folder, reporter, session.server, engine, learns=model.policy, use=trainer.acting.use,
         )  # fmt: skip
         with console.progress("building the reward model", brief=True):
             judge = make_model_reward(config.reward, processes, model, runner.dry_run)

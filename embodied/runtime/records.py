@@ -69,13 +69,13 @@ class RecordStore:
         del self._leased[lease.row]
         self._free.append(lease.row)
 
-    def keep(self, results: Iterable[EpisodeResult] = ()) -> None:
-        """Gives back every leased row but those of ``results``.
+    def keep(self, results: Iterable[EpisodeResult] = (), besides: Iterable[Lease] = ()) -> None:
+        """Gives back every leased row but those of ``results`` and ``besides``.
 
         Raises:
-            LookupError: a lease of ``results`` has ended before.
+            LookupError: a lease of either has ended before.
         """
-        kept = [lease for result in results for lease in result.leases]
+        kept = [*(lease for result in results for lease in result.leases), *besides]
         self.check(kept)
         for lease in set(self._leased.values()) - set(kept):
             self.give_back(lease)

@@ -219,7 +219,7 @@ class Sizes:
     episodes: int  # episodes in an iteration, over all ranks
     groups: int
     rows: int  # rows in a rank's slab: its records (with gae, final observations) if none ends early, or two a slot;
-    # with max_staleness also those that an update reads meanwhile
+    # with max_staleness so many again for each iteration that is under way besides
     optimizer_steps: int  # upper limit for an iteration
     fields: Mapping[str, ArraySpec]  # fields of a record, by name
 
@@ -235,7 +235,7 @@ def sizes(config: schema.Config, sides: Sides, processes: Group, spec: PolicySpe
     own = hosts.divide(records + finals)
     if not only_evaluates(config):
         _check_queue(config.actor.channel.queue_size, own, hosts)
-    held = own if config.algorithm.max_staleness else 0
+    held = own * config.algorithm.max_staleness
     rows = 2 * slots if only_evaluates(config) else held + max(own, 2 * slots)
     return Sizes(episodes, episodes // config.algorithm.group_size, rows, steps, record_fields(sides, spec))
 

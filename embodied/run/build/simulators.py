@@ -23,11 +23,13 @@ from embodied.run.build.workers.pools import forks, pool_config
 from embodied.run.folder.reporter import Reporter
 from embodied.runtime.engine.engine import Engine
 from embodied.runtime.engine.port import EnginePort
+from embodied.runtime.policy.by_version import ByVersion
 from embodied.runtime.policy.decoder import Decoder
 from embodied.runtime.policy.policy_port import OffersPort, OnePass, PolicyPort
 from embodied.runtime.pool.fork_server import ForkServer
 from embodied.runtime.pool.pool import Pool
 from embodied.runtime.records import RecordStore
+from embodied.runtime.rollout.flowing import Flowing
 from embodied.runtime.rollout.rollout import Job, Rollout, RolloutStats, Schedule
 from embodied.runtime.rollout.traces import Traces
 from embodied.runtime.slab import Slab
@@ -98,13 +100,14 @@ class Simulators:
         engine: generates in the policy's place.
         is_run: False = the folder is that of no run, and gets no traces unless each rollout is to have one.
         learns: the policy of which ``model`` has a copy that acts; None = there is one policy.
+        use: gives the policy the weights of a version; None = there is one version at a time.
         processes: those of the rollout, as the thread that runs it speaks with them.
     """
 
     def __init__(
         self, config: schema.Config, sides: Sides, processes: Group, model: Model, folder: Path, reporter: Reporter,
         server: ForkServer | None = None, engine: Engine | None = None, is_run: bool = True,
-        learns: Policy | None = None,
+        learns: Policy | None = None, use: Callable[[int], None] | None = None,
     ) -> None:  # fmt: skip
         self._config, self.sides = config, sides
         self.processes, self.model, self.reporter, self.engine = processes, model, reporter, engine
@@ -112,6 +115,7 @@ class Simulators:
         self._said: set[str] = set()
         self._probed = False
         self._learns = model.policy if learns is None else learns
+        self._use = use if config.algorithm.max_staleness > 1 else None
 
     def open(self, side: ConfiguredEnv, rows: int, own_slots: int | None = None, live: bool = False) -> Workers:
         """Starts env workers for a side, with a slab of ``rows`` records.
@@ -140,7 +144,7 @@ class Simulators:
             slab.close()
             raise
         self._say_once([*_renderers(pool.facts), *_eager_note(config, model.device)])
-        rollout = Rollout(
+        rollout = (Flowing if self._use else Rollout)(
             pool, self._policy_port(slab, side, slots), RecordStore(slab), model.policy.spec.num_action_chunks,
             _schedule(config, slots), self.reporter.sections,
             self._traces(),
@@ -169,10 +173,11 @@ class Simulators:
         eager = config.rollout.eager(rows)
         if isinstance(model.policy, Decodes):
             return Decoder(model.policy, slab, side.spec, model.device, rows, self._probe_once, eager)
-        return OnePass(
+        port = OnePass(
             model.policy, slab, side.spec, model.device, rows,
             fixed_shape=config.runner.deterministic or not eager, enforce_eager=eager, before_act=self._probe_once,
         )  # fmt: skip
+        return port if self._use is None else ByVersion(port, self._use)
 
     def gather(self, stop: Interruptible, work: Callable[[], T]) -> list[T]:
         """Runs ``work`` in every process and gathers the results by rank.

@@ -182,15 +182,15 @@ def _lasting(config: schema.Config, weights: Weights) -> dict[str, int]:
     parts |= {"value head": weights.value_head, "optimizer": weights.optimizer}
     parts["average"] = trained if config.actor.optim.ema_decay is not None else 0
     parts["reference"] = trained if config.algorithm.kl_beta else 0
-    parts["weights that act"] = trained if acts_with_others(config) else 0
+    parts["weights that act"] = trained * sets_that_act(config)
     return parts
 
 
-def acts_with_others(config: schema.Config) -> bool:
-    """Returns whether the policy that acts in training has its own copy of the trained weights."""
-    return not config.runner.task.supervised and bool(
-        config.algorithm.max_staleness or config.runner.weight_sync_interval > 1
-    )
+def sets_that_act(config: schema.Config) -> int:
+    """Counts the copies of the trained weights that the policies that act in training have of their own."""
+    if config.runner.task.supervised:
+        return 0
+    return max(config.algorithm.max_staleness, int(config.runner.weight_sync_interval > 1))
 
 
 def _resting(config: schema.Config, parts: Mapping[str, int]) -> dict[str, int]:
@@ -227,7 +227,7 @@ def _moments(
         return found | ({"handing over weights": {}} if weights_rest(config) else {})
     runner, trained = config.runner, weights.trained or 0
     one = trained + weights.optimizer + (trained if config.actor.optim.ema_decay is not None else 0)
-    one += trained if acts_with_others(config) else 0
+    one += trained * sets_that_act(config)
     copy = one if runner.checkpoint.async_save else 0
     kept = copy if runner.max_epochs > 1 and runner.save_interval != 1 else 0  # copy for a stop between two saves
     update = passes.update if passes else None
@@ -235,7 +235,7 @@ def _moments(
     found["update"] = {"activations": max(saved - logits, 0), "logits": logits, "copy of what is saved": kept}
     found["update"]["temporary"] = update.most - found["update"]["activations"] - logits if update else 0
     found["update"]["gradients"] = trained
-    if config.algorithm.max_staleness and acts_with_others(config) and passes:
+    if config.algorithm.max_staleness and sets_that_act(config) and passes:
         found["update"]["a call of the policy beside it"] = passes.act
     found["act"]["copy of what is saved"] = kept
     lasts = not config.actor.offload_grad  # gradients stay until the next update begins

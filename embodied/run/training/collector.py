@@ -21,6 +21,7 @@ from embodied.run.memory.remedies import explained
 from embodied.run.training import dynamic_sampling
 from embodied.run.training.dynamic_sampling import Collected
 from embodied.runtime.plan import randomised, train_plan, with_videos
+from embodied.runtime.rollout.flowing import Flowing
 from embodied.runtime.rollout.rollout import Job, RolloutStats
 from embodied.schema import Config, EnvTrainConfig
 from embodied.types import Episode, EpisodeResult
@@ -82,6 +83,19 @@ class Collector:
         with self._reporter.sections("time/rollout"), explains, model.sharding.acting():
             return self._collect(iteration, self._job(iteration, weight_version), stop, also_held, ended)
 
+    def ahead(self, iteration: int, weight_version: int) -> None:
+        """Plans the episodes of an iteration for slots that find none left in those before."""
+        rollout = self.workers.rollout
+        assert isinstance(rollout, Flowing)
+        rollout.plan_ahead(self._share(self.plan(iteration)), self._job(iteration, weight_version))
+
+    def _share(self, plan: Sequence[Episode], kept: Sequence[EpisodeResult] = ()) -> list[Episode]:
+        """Returns this process's part of a plan, in the rows that ``kept`` leaves to each process."""
+        processes = self._simulators.processes
+        each = processes.divide(self._sizes.groups)
+        room = [each - dynamic_sampling.num_groups(kept, rank) for rank in range(processes.size)]
+        return processes.share(plan, lambda episode: episode.group_id, room)
+
     def _collect(
         self, iteration: int, job: Job, stop: Interruptible, held: Sequence[EpisodeResult], ended: Callable[[], None]
     ) -> Collected:  # fmt: skip
@@ -110,10 +124,8 @@ class Collector:
 
         def sample(number: int, groups: int, kept: Sequence[EpisodeResult]) -> list[EpisodeResult]:
             plan = self.plan(iteration, number)[: groups * algorithm.group_size]
-            each = processes.divide(self._sizes.groups)
-            room = [each - dynamic_sampling.num_groups(kept, rank) for rank in range(processes.size)]
-            share = processes.share(plan, lambda episode: episode.group_id, room)
-            self.workers.rollout.records.keep(one for one in (*held, *kept) if one.rank == processes.rank)
+            share = self._share(plan, kept)
+            self.workers.rollout.keep(one for one in (*held, *kept) if one.rank == processes.rank)
             return run(plan, share, job, f"{title}{_nth(number)}")
 
         greedy, returned = list[EpisodeResult](), None

@@ -38,8 +38,8 @@ from embodied.run.training.dynamic_sampling import Collected
 from embodied.runtime.signals import StopSignal
 from embodied.schema import AlgorithmConfig, Config
 
-Updated = tuple[dict[str, float], Batch]
-"""Metrics of an update, and the batch of all its episodes."""
+Updated = tuple[dict[str, float], Batch, metrics.Used]
+"""Metrics of an update, the batch of all its episodes, and the discrete values in this process's records."""
 GoOn = Callable[[float | None], bool]
 """Whether an update whose phase needs so many more seconds (None: nobody knows) may go on."""
 
@@ -97,11 +97,20 @@ class Synchronous:
         began = {name: sections.seconds(name) for name in metrics.ROLLOUT_TIMES}
         with acting.weights():
             held = before.collected.results if before else ()
-            collected = self._collector.collect(iteration, acting.version, stop, held, ended)
+            collected = self._collector.collect(iteration, self._version(iteration), stop, held, ended)
         if self._config.env.enable_offload:
             with sections("time/rollout"):
                 self._collector.workers.rest()
-        return TimedRollout(collected, {name: sections.seconds(name) - began[name] for name in began})
+        found = {name: sections.seconds(name) - began[name] for name in began}
+        return TimedRollout(collected, self._seconds(iteration, found))
+
+    def _seconds(self, iteration: int, found: Mapping[str, float]) -> Mapping[str, float]:
+        """Returns the seconds of a rollout's sections, of which ``found`` were counted while it was waited for."""
+        return found
+
+    def _version(self, iteration: int) -> int:
+        """Returns the version of the weights that act in the rollout of ``iteration``."""
+        return self._trainer.acting.version
 
     def _update(self, ran: TimedRollout, iteration: int, go_on: GoOn, num_threads: int | None) -> Updated:
         """Trains on a rollout, whose records stand in the slab."""
@@ -110,18 +119,19 @@ class Synchronous:
             watch = self._reporter.watch(self._reporter.title(iteration), go_on)
             records, baselines = self._collector.workers.rollout.records, collected.baselines
             records.check(lease for result in collected.results if result.rank == own for lease in result.leases)
-            return self._trainer.update(records.arrays, collected.results, iteration, baselines, watch)
+            found, batch = self._trainer.update(records.arrays, collected.results, iteration, baselines, watch)
+            return found, batch, metrics.used_values(self._trainer.policy.spec, own, records.arrays, batch)
 
     def _metrics(self, ran: TimedRollout, updated: Updated, ahead: TimedRollout | None = None) -> dict[str, float]:
         """Returns the metrics of rollout and update, and gives back the rows of all but ``ahead``."""
-        (found, batch), trainer, processes = updated, self._trainer, self._processes
+        (found, batch, used), trainer, processes = updated, self._trainer, self._processes
         workers, train_s = self._collector.workers, self._reporter.sections.seconds("time/train")
         found |= metrics.of_rollout(
-            processes, trainer.policy.spec, workers, ran.collected, batch, ran.seconds, self._env,
+            processes, trainer.policy.spec, workers, ran.collected, batch, used, ran.seconds, self._env,
             self._config.algorithm.sampling_params.max_new_tokens,
         )  # fmt: skip
         kept = ahead.collected.results if ahead else []
-        workers.rollout.records.keep(result for result in kept if result.rank == processes.rank)
+        workers.rollout.keep(result for result in kept if result.rank == processes.rank)
         found |= metrics.of_update(processes, trainer, trainer.device, train_s)
         return found | {"time/rollout_s": ran.seconds["time/rollout"], "time/train_s": train_s}
 
@@ -143,24 +153,36 @@ class OneStepOff(Synchronous):
     def iteration(self, iteration: int, stop: StopSignal) -> dict[str, float]:
         """Makes one iteration: an update, and beside it the next rollout. A signal that ends the rollout ends no update
         that will soon be done: its metrics are returned then, and the next call raises."""
-        if iteration == 0:
-            self._trainer.begin_rollout(0)
+        self._prepare(iteration)
         ran, self._ahead = self._ahead or self._run(iteration, stop), None
-        self._trainer.begin_rollout(iteration + 1)  # also after the last iteration: a longer run may go on from it
+        self._begin_update(iteration, ran)
         title = f"{self._reporter.title(iteration)} update, beside the next rollout"
         with self._reporter.console.progress(title, brief=True), apart_from_other_threads():
             threads = self._config.actor.num_threads or torch.get_num_threads()
             update = self._thread.submit(self._update_beside, ran, iteration, stop, threads)
             try:
-                if iteration + 1 < self._config.runner.max_epochs:
-                    with suppress(Stopped):
-                        self._ahead = self._run(iteration + 1, stop, ran, lambda: _raise_error_of(update))
+                with suppress(Stopped):
+                    self._roll_beside(iteration, stop, ran, update)
                 updated = update.result()
             except BaseException:
                 self._given_up.set()
                 wait([update])
                 raise
         return self._metrics(ran, updated, self._ahead)
+
+    def _prepare(self, iteration: int) -> None:
+        """Makes an iteration's rollout possible, where none has run beside an update before."""
+        if iteration == 0:
+            self._trainer.begin_rollout(0)
+
+    def _begin_update(self, iteration: int, ran: TimedRollout) -> None:
+        """Takes the weights that act beside the update, which changes the present ones."""
+        self._trainer.begin_rollout(iteration + 1)  # also after the last iteration: a longer run may go on from it
+
+    def _roll_beside(self, iteration: int, stop: StopSignal, ran: TimedRollout, update: Future[Updated]) -> None:
+        """Collects the next rollout, if there is one, while the update runs."""
+        if iteration + 1 < self._config.runner.max_epochs:
+            self._ahead = self._run(iteration + 1, stop, ran, lambda: _raise_error_of(update))
 
     def close(self) -> None:
         """Ends the thread in which rollouts run."""
@@ -181,14 +203,6 @@ def processes_of(algorithm: AlgorithmConfig, processes: Group) -> Group:
     collective of the processes that are connected."""
     hosts = processes.of("rollout")
     return hosts.beside() if algorithm.max_staleness else hosts
-
-
-def make_turns(
-    config: Config, env: Env, processes: Group, collector: Collector, trainer: Trainer, reporter: Reporter
-) -> Synchronous:  # fmt: skip
-    """Makes the schedule of rollouts and updates that ``algorithm.max_staleness`` asks for."""
-    kind = OneStepOff if config.algorithm.max_staleness else Synchronous
-    return kind(config, env, processes, collector, trainer, reporter)
 
 
 @contextmanager

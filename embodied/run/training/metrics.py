@@ -29,12 +29,22 @@ RL_TIMES = ("time/rollout", "time/train", "time/eval", "time/save")
 SFT_TIMES = ("time/train", "time/eval")
 
 
+Used = Mapping[str, np.ndarray]
+"""Integer field of decisions → the values that occurred, each once."""
+
+
+def used_values(policy: PolicySpec, rank: int, arrays: Mapping[str, np.ndarray], batch: Batch) -> Used:
+    """Finds the values of discrete fields in the records of a process, whose rows still stand in the slab."""
+    rows = batch.rows[(batch.ranks == rank).numpy()]
+    return {name: np.unique(arrays[name][rows]) for name in policy.categories}
+
+
 @dataclass(frozen=True)
 class RolloutShare:
     """One process's part of a rollout's measurements, which the processes exchange."""
 
     stats: RolloutStats
-    used: Mapping[str, np.ndarray]  # integer field of its decisions → the values that occurred, each once
+    used: Used
     policy_s: float
     wait_s: float  # time spent waiting for env workers
     ranks_s: float  # time spent waiting for other processes
@@ -43,18 +53,17 @@ class RolloutShare:
 
 
 def of_rollout(
-    processes: Group, policy: PolicySpec, workers: Workers, collected: Collected, batch: Batch,
+    processes: Group, policy: PolicySpec, workers: Workers, collected: Collected, batch: Batch, used: Used,
     times: Mapping[str, float], env: Env, most: int | None = None,
 ) -> dict[str, float]:  # fmt: skip
     """Computes the ``rollout/`` metrics of an iteration, over all its episodes, and who waited for whom in it. A
     collective.
 
     Args:
+        used: by this process (:func:`used_values`).
         times: seconds of :data:`ROLLOUT_TIMES` in this rollout.
         most: tokens of an answer that sampling allows; None = as many as a record holds.
     """
-    rows = batch.rows[(batch.ranks == processes.rank).numpy()]
-    used = {name: np.unique(workers.slab.arrays[name][rows]) for name in policy.categories}
     memory = _memory(workers)
     seconds, policy_s, wait_s, ranks_s = (times[name] for name in ROLLOUT_TIMES)
     engine = {} if workers.engine is None else workers.engine.take_metrics()

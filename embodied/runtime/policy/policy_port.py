@@ -38,6 +38,7 @@ class Request:
     row: int  # row of the slab: holds the observation and the record's keys; the decision goes there
     episode_id: int
     t: int  # index of the record in its episode
+    version: int = 0  # of the weights that answer
 
 
 @dataclass(frozen=True)

@@ -135,9 +135,9 @@ class Episodes:
 
     def __init__(self, plan: Sequence[Episode], job: Job, records: RecordStore, chunk: int) -> None:
         self.job, self._records, self._chunk = job, records, chunk
-        self._rows_needed = job.rows_needed(chunk)
+        self.rows_needed = job.rows_needed(chunk)
         self._info = {name.removeprefix(INFO): array for name, array in records.arrays.items() if name.startswith(INFO)}
-        self._reserved = 0  # rows that running episodes may still take
+        self.reserved = 0  # rows that running episodes may still take
         self._vain: Counter[int] = Counter()
         self._total = len(plan)
         self.pending = list(plan)
@@ -149,6 +149,11 @@ class Episodes:
     def unfinished(self) -> bool:
         return bool(self.pending or self.running)
 
+    def in_order(self, plan: Sequence[Episode]) -> list[EpisodeResult]:
+        """Returns the results in the order of the plan."""
+        found = {result.episode.episode_id: result for result in self.results}
+        return [found[episode.episode_id] for episode in plan]
+
     @property
     def share(self) -> float:
         """Share of the plan's control steps that are done, 0 to 1. An episode that ended early counts in full."""
@@ -158,13 +163,13 @@ class Episodes:
     @property
     def may_start(self) -> bool:
         """True if an episode waits and there are rows for it."""
-        return bool(self.pending) and self._records.free - self._reserved >= self._rows_needed
+        return bool(self.pending) and self._records.free - self.reserved >= self.rows_needed
 
     def start(self, slot: int, index: int) -> tuple[Command, Video | None, Draws | None]:
         """Begins the waiting episode ``pending[index]`` in ``slot``. Returns the command, its video, and its
         perturbation."""
         episode = self.pending.pop(index)
-        self._reserved += self._rows_needed
+        self.reserved += self.rows_needed
         running = self.running[slot] = Running(episode, next=self._lease(episode))
         start = episode.start
         command = Command(
@@ -200,14 +205,19 @@ class Episodes:
         running = self.running[slot]
         row, episode = running.row, running.episode
         self._write_keys(row, episode, running.t)
-        return Request(slot, row, episode.episode_id, running.t)
+        return Request(slot, row, episode.episode_id, running.t, self.job.version)
 
-    def final_request(self, result: EpisodeResult) -> Request:
+    def final_requests(self) -> list[Request]:
+        """Makes the requests for the values of final observations. Their order is a function of the plan."""
+        finals = sorted((r for r in self.results if r.final_row >= 0), key=lambda r: r.episode.episode_id)
+        return [self._final_request(result) for result in finals]
+
+    def _final_request(self, result: EpisodeResult) -> Request:
         """Makes the request for the value of the observation after the last step. That observation is no record."""
         row, t = result.final_row, len(result.rows)
         self._write_keys(row, result.episode, t)
         self._records.arrays["num_steps"][row] = 0
-        return Request(-1, row, result.episode.episode_id, t)
+        return Request(-1, row, result.episode.episode_id, t, self.job.version)
 
     def _write_keys(self, row: int, episode: Episode, t: int) -> None:
         arrays = self._records.arrays
@@ -235,7 +245,7 @@ class Episodes:
             return None
         for lease in (*running.leases, *([running.next] if running.next else [])):
             self._give_back(lease)
-        self._reserved -= self._rows_needed
+        self.reserved -= self.rows_needed
         self.pending.insert(0, running.episode)
         return running.episode
 
@@ -250,11 +260,11 @@ class Episodes:
         return self._vain[episode.episode_id]
 
     def _lease(self, episode: Episode) -> Lease:
-        self._reserved -= 1
+        self.reserved -= 1
         return self._records.lease(episode.episode_id, self.job.version)
 
     def _give_back(self, lease: Lease) -> None:
-        self._reserved += 1
+        self.reserved += 1
         self._records.give_back(lease)
 
     def _book_step(self, running: Running, completion: Completion) -> None:
@@ -300,4 +310,4 @@ class Episodes:
             for lease in running.leases:
                 self._give_back(lease)
         taken = len(running.leases) + observed if self.job.keep_records else 0
-        self._reserved -= self._rows_needed - taken
+        self.reserved -= self.rows_needed - taken

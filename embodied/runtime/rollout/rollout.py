@@ -19,8 +19,9 @@ record), and policy batches have one fixed shape.
 
 from __future__ import annotations
 
+import math
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from embodied.errors import ConfigError
@@ -32,10 +33,12 @@ from embodied.runtime.channel import Command, Completion, Kind
 from embodied.runtime.policy.policy_port import Draw, PolicyPort
 from embodied.runtime.ports import EnvPort, Event, Lost, not_redone
 from embodied.runtime.records import RecordStore
+from embodied.runtime.rollout.built_tasks import BuiltTasks
 from embodied.runtime.rollout.episodes import Episodes
 from embodied.runtime.rollout.episodes import Job as Job
 from embodied.runtime.rollout.episodes import RolloutStats as RolloutStats
 from embodied.runtime.rollout.schedule import Schedule as Schedule
+from embodied.runtime.rollout.several import Several
 from embodied.runtime.rollout.traces import Traces
 from embodied.types import Episode, EpisodeResult
 
@@ -43,41 +46,6 @@ SHARE_INTERVAL_S = 1.0
 GIVEN_UP_IN_A_ROW = (
     3  # episodes that could not be run, with none between that could; then it is not the episodes' fault
 )
-
-
-class BuiltTasks:
-    """Remembers the tasks whose simulators have been built, the latest last, by the number of the slots that have these
-    simulators (:meth:`embodied.runtime.ports.EnvPort.simulators_of`). Building one costs as much as an episode."""
-
-    def __init__(self) -> None:
-        self._built: defaultdict[int, deque[int]] = defaultdict(lambda: deque(maxlen=64))
-
-    def pick(self, simulators: int, pending: Sequence[Episode], running: Iterable[Episode]) -> int:
-        """Chooses the index of the pending episode that a slot with these simulators should take: one of a task that is
-        built, else of a task that no other slot works on, else the first.
-
-        Args:
-            running: episodes of the other slots.
-        """
-        built = self._built[simulators]
-        if built and pending[0].start.task_id == built[-1]:  # nothing to compare: always so with one task
-            return 0
-        busy_tasks = {episode.start.task_id for episode in running}
-
-        def cost(index: int) -> tuple[int, int]:
-            task = pending[index].start.task_id
-            return (0 if task in built else 1 if task not in busy_tasks else 2), index
-
-        best = min(range(len(pending)), key=cost)
-        task = pending[best].start.task_id
-        if task in built:
-            built.remove(task)
-        built.append(task)
-        return best
-
-    def forget(self, simulators: int) -> None:
-        """Forget what has been built: a new worker has built nothing."""
-        self._built[simulators].clear()
 
 
 class Rollout:
@@ -142,42 +110,59 @@ class Rollout:
         self, plan: Sequence[Episode], job: Job, on_episode: Callable[[EpisodeResult], None],
         on_share: Callable[[float], None],
     ) -> tuple[list[EpisodeResult], RolloutStats]:  # fmt: skip
-        run = self._begin(plan, job)
+        booked = Episodes(plan, job, self.records, self._chunk)
+        self._check_rows(len(plan) if job.keep_records else 1, job)
+        run = self._begin(booked, job)
         run.start_episodes()
-        say_at = time.monotonic() + SHARE_INTERVAL_S
-        while run.episodes.unfinished:
-            with self._sections("rollout/wait"):
-                events = self._envs.recv(run.wanted(), run.patience())
-            for result in run.take(events):
-                on_episode(result)
-            if (now := time.monotonic()) >= say_at:
-                say_at = now + SHARE_INTERVAL_S
-                on_share(run.episodes.share)
-            due = run.due()  # asked before episodes start, so that no stage waits for a reset that has only begun
-            run.start_episodes()  # starts before the policy answers, so that episodes are reset meanwhile
-            if due or self._policy.pending:
-                with self._sections("rollout/policy"):
-                    run.submit(due)
-                    run.answer()
+        self._until_ended(booked, lambda: self._advance(run, on_episode), on_share)
         with self._sections("rollout/policy"):
             run.value_final_observations()
         stats = run.close()
         self._traces.end(run.timeline, job)
-        results = {result.episode.episode_id: result for result in run.episodes.results}
-        return [results[episode.episode_id] for episode in plan], stats
+        return booked.in_order(plan), stats
 
-    def _begin(self, plan: Sequence[Episode], job: Job) -> Run:
-        episodes, rows = len(plan) if job.keep_records else 1, job.rows_needed(self._chunk)
+    def keep(self, results: Iterable[EpisodeResult]) -> None:
+        """Gives back every row but those of ``results``."""
+        self.records.keep(results)
+
+    @staticmethod
+    def _until_ended(booked: Episodes, advance: Callable[[], None], on_share: Callable[[float], None]) -> None:
+        """Advances until the episodes of a plan have ended."""
+        say_at = time.monotonic() + SHARE_INTERVAL_S
+        while booked.unfinished:
+            advance()
+            if (now := time.monotonic()) >= say_at:
+                say_at = now + SHARE_INTERVAL_S
+                on_share(booked.share)
+
+    def _advance(self, run: Run, on_episode: Callable[[EpisodeResult], None], most_s: float = math.inf) -> None:
+        """Takes what envs have done, in at most ``most_s`` seconds; lets episodes begin and the policy answer."""
+        with self._sections("rollout/wait"):
+            patience = min(most_s, math.inf if (left := run.patience()) is None else left)
+            events = self._envs.recv(run.wanted(), None if patience == math.inf else patience)
+        for result in run.take(events):
+            on_episode(result)
+        due = run.due()  # asked before episodes start, so that no stage waits for a reset that has only begun
+        run.start_episodes()  # starts before the policy answers, so that episodes are reset meanwhile
+        if due or self._policy.pending:
+            with self._sections("rollout/policy"):
+                run.submit(due)
+                run.answer()
+
+    def _check_rows(self, episodes: int, job: Job) -> None:
+        """Refuses episodes for which no rows will be free. Raises :class:`ConfigError`."""
+        rows = job.rows_needed(self._chunk)
         if episodes * rows > self.records.free:
             raise ConfigError(
                 f"{episodes} episodes of {job.max_steps} control steps need {episodes * rows} rows "
                 f"and the slab has {self.records.free}",
                 "allocate the slab with rows_needed(…), run fewer episodes, or give back the rows of earlier ones",
             )
+
+    def _begin(self, booked: Episodes | Several, job: Job) -> Run:
         self._policy.begin(Draw(job.sampling, job.seed, job.stream))
         slots = min(job.num_slots, self._envs.num_slots)
         timeline = self._traces.begin(slots, job)
-        booked = Episodes(plan, job, self.records, self._chunk)
         return Run(self._envs, self._policy, self._schedule, self._built, booked, timeline, slots)
 
 
@@ -185,11 +170,11 @@ class Run:
     """State of one rollout: which slots are idle, which work, which wait for the policy, which it answers."""
 
     def __init__(
-        self, envs: EnvPort, policy: PolicyPort, schedule: Schedule, built: BuiltTasks, episodes: Episodes,
+        self, envs: EnvPort, policy: PolicyPort, schedule: Schedule, built: BuiltTasks, episodes: Episodes | Several,
         timeline: Timeline, num_slots: int,
     ) -> None:  # fmt: skip
         self._envs, self._policy, self._schedule, self._built = envs, policy, schedule, built
-        self.episodes, self.timeline, self._slots = episodes, timeline, num_slots
+        self.episodes, self.timeline, self.num_slots = episodes, timeline, num_slots
         self._idle = deque(slot for slot in envs.up if slot < num_slots)
         self._working: set[int] = set()
         self._asked: set[int] = set()  # slots whose request the policy has
@@ -201,13 +186,13 @@ class Run:
 
     def due(self) -> list[int]:
         """Lists the slots whose observations the policy should answer now."""
-        return self._schedule.due([*self._ready], self._moving, self._waited, self._slots)
+        return self._schedule.due([*self._ready], self._moving, self._waited, self.num_slots)
 
     def wanted(self) -> int:
         """Returns how many completions to wait for; at least one unless the policy has something to do."""
         if self._asked or self.due():
             return 0
-        return max(1, self._schedule.missing([*self._ready], self._moving, self._slots))
+        return max(1, self._schedule.missing([*self._ready], self._moving, self.num_slots))
 
     def patience(self) -> float | None:
         """Returns the most seconds to wait for completions; None = without limit."""
@@ -248,7 +233,7 @@ class Run:
                 ended += self._complete(event)
             elif isinstance(event, Lost):
                 self._lose(event)
-            elif event.slot < self._slots:
+            elif event.slot < self.num_slots:
                 self.timeline.back(event.slot)
                 self._idle.append(event.slot)
         return ended
@@ -269,7 +254,7 @@ class Run:
     def _lose(self, lost: Lost) -> None:
         slot = lost.slot
         self._built.forget(slot)  # of slots that shared simulators, all are lost, and these have the number of one
-        if slot >= self._slots:
+        if slot >= self.num_slots:
             return
         self.timeline.lost(slot)
         self._working.discard(slot)
@@ -295,11 +280,16 @@ class Run:
         self.episodes.give_up(episode, str(getattr(lost.error, "message", lost.error)))
         self._envs.forgive(lost.slot)
 
+    def goes_on(self, timeline: Timeline) -> None:
+        """Notes all that follows on another timeline."""
+        timeline.take_over(self.timeline)
+        self.timeline = timeline
+
     def close(self) -> RolloutStats:
-        """Returns the counts and seconds of the rollout; all episodes have ended."""
-        stats = self.episodes.stats
-        stats.worker_restarts = self._envs.restarts - self._restarts
-        stats.slot_s, stats.slot_idle_s = self.timeline.slot_s, self.timeline.idle_s
+        """Returns the counts and seconds of the rollout; all its episodes have ended. Later ones are counted anew."""
+        stats, restarts = self.episodes.stats, self._envs.restarts
+        stats.worker_restarts, self._restarts = restarts - self._restarts, restarts
+        stats.slot_idle_s, stats.slot_s = self.timeline.idle_s, self.timeline.slot_s
         return stats
 
     # -- policy ------------------------------------------------------------------------------------------------------
@@ -329,5 +319,4 @@ class Run:
     def value_final_observations(self) -> None:
         """Let the policy give the value of each final observation. This is done at the end, in full batches, so that no
         slot waits for it. Which observations share a batch is a function of the plan."""
-        finals = sorted((r for r in self.episodes.results if r.final_row >= 0), key=lambda r: r.episode.episode_id)
-        self._policy.value([self.episodes.final_request(result) for result in finals])
+        self._policy.value(self.episodes.final_requests())

@@ -161,9 +161,27 @@ def check_age_of_weights(config: Config) -> None:
             "exchanged while an update exchanges gradients, in an order that differs between processes",
             "set reward.model.strategy=replicate, or algorithm.max_staleness=0",
         )
+    if algorithm.max_staleness > 1:
+        _check_several_ages(config, late)
     own = config.actor.model.model_extra or {}
     if compiled := [key for key in ("torch_compile", "torch_compile_acting") if own.get(key)]:
         raise ConfigError(
             f"{late}, and actor.model.{compiled[0]} true: a copy of the policy acts, and compiled layers have no copy",
             "set actor.model.torch_compile=false rollout.use_torch_compile=false, or algorithm.max_staleness=0",
+        )
+
+
+def _check_several_ages(config: Config, late: str) -> None:
+    """Refuses settings that do not work where episodes of several iterations run at the same time."""
+    if (interval := config.runner.weight_sync_interval) > 1:
+        raise ConfigError(
+            f"{late}, with which a rollout acts with the weights of so many iterations before, and "
+            f"runner.weight_sync_interval {interval}, with which those of up to {interval} iterations act",
+            "set runner.weight_sync_interval=1, or algorithm.max_staleness=1",
+        )
+    if config.algorithm.adv_type == "remax":
+        raise ConfigError(
+            f"{late}, and algorithm.adv_type remax: its greedy episodes draw otherwise than the sampled ones of other "
+            "iterations that run at the same time",
+            "set algorithm.max_staleness=1, or another algorithm.adv_type, e.g. grpo",
         )
