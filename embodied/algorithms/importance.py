@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,18 @@ MAX_LOG_RATIO = 20.0
 def log_ratio(logprobs: Tensor, old_logprobs: Tensor) -> Tensor:
     """``log ρ = clamp(lp − lp_old, ±20)``."""
     return (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def not_finite(logprobs: Tensor, others: Iterable[Tensor], mask: Tensor) -> Tensor:
+    """Counts the elements that ``mask`` keeps of which a log-ratio is infinite or no number: int64 [].
+
+    Args:
+        logprobs: now [N, M].
+        others: what ratios are formed with [N, M] each.
+    """
+    now = logprobs.detach()
+    finite = torch.stack([(now - other).isfinite() for other in others]).all(dim=0)
+    return (mask & ~finite).sum()
 
 
 def sequence_level(logprobs: Tensor, drift: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from embodied.migrate import texts
+from embodied.migrate.flow import fit_flow
 from embodied.migrate.processes import count_processes
 from embodied.migrate.result import Migration
 from embodied.migrate.trl.fit import fit_trl
@@ -44,6 +45,7 @@ def fit(migration: Migration, system: str, kind: str, flat: Mapping[str, Any], o
     _fit_data(migration, system, flat, overrides)
     _count_iterations(migration)
     _give_values(migration, system)
+    fit_flow(migration, flat)
     count_processes(migration, system, flat)
     _whiten_over_tokens(migration)
 

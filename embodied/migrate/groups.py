@@ -23,8 +23,8 @@ PARTS = {"env": ("env.train.", "env.eval."), "env.eval": ("env.eval.",), "model"
 """Group → beginnings of keys that say something of it."""
 WHAT = {"env": "env", "env.eval": "env of evaluations", "model": "policy"}
 
-BY_HAND = ("smolvla", "pi0", "pi05")
-"""Our policies for which no key of theirs is translated; noise, steps and statistics decide what is trained."""
+FLOW = ("smolvla", "pi0", "pi05")
+"""Our policies whose keys of noise, steps and statistics decide what is trained: RLinf's alone are translated."""
 
 Chosen = Mapping[str, str]
 """Group → the name of their file."""
@@ -53,7 +53,7 @@ def our_name(kind: str, name: str) -> str:
     return (MODELS if kind == "model" else ENVS).get(name.lower(), name)
 
 
-def choose(migration: Migration, chosen: Chosen, names_problems: bool) -> None:
+def choose(migration: Migration, system: str, chosen: Chosen, names_problems: bool) -> None:
     """Fills the groups of a migration: what a key says comes before the list of defaults.
 
     Args:
@@ -70,7 +70,7 @@ def choose(migration: Migration, chosen: Chosen, names_problems: bool) -> None:
         said.pop("env.eval", None)
     named = {*said, *migration.open}
     for group, name in said.items():
-        if group == "model" and name in BY_HAND:
+        if group == "model" and name in FLOW and system != "rlinf":
             migration.open.setdefault(
                 group,
                 f"their keys for {name} are not translated: give model={name}, and its keys by hand (docs/migrate.md)",

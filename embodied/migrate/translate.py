@@ -39,7 +39,8 @@ PROBES = (True, False, 0.5, 2, "x")
 DECIDES = (
     *TRAINED, "algorithm.group_size", "algorithm.kl_beta", "algorithm.use_kl_in_reward", "algorithm.clip_ratio_low",
     "algorithm.clip_ratio_high", "actor.optim.lr", "actor.model.model_path", "actor.model.is_lora",
-    "actor.global_batch_size", "data.rollout_batch_size", "env.train.verifier", *groups.NAMES,
+    "actor.global_batch_size", "data.rollout_batch_size", "env.train.verifier", "actor.model.noise_method",
+    "actor.model.noise_level", *groups.NAMES,
 )  # fmt: skip
 """Keys and groups of ours that say what is trained: no default stands for a value of theirs that cannot be known."""
 
@@ -71,7 +72,7 @@ def migrate(
         found.settings |= {name: one for name, one in note.settings.items() if name not in groups.NAMES}
     _leave_open(found, chosen)
     names_problems = system == "trl" or any(_names_problems(key, SYSTEMS[system]) for key in flat)
-    groups.choose(found, chosen, names_problems)
+    groups.choose(found, system, chosen, names_problems)
     fit(found, system, kind_of(system, flat, chosen), flat, overrides)
     attempt(found, overrides, devices)
     return found

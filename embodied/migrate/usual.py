@@ -1,8 +1,8 @@
 """Values that others have where their file says nothing, and that results depend on: ``usual.tsv``.
 
 A recipe names what differs from the defaults of its system, so a file that leaves a key out still means a value. Rows:
-system, when, key (``=KEY`` is one of ours), value. ``when`` is ``text``, ``robot``, ``supervised`` or ``group:NAME``
-of a list of defaults; several of them, with ``&``, must hold together.
+system, when, key (``=KEY`` is one of ours), value. ``when`` is ``text``, ``robot``, ``supervised``, ``group:NAME`` of a
+list of defaults, or ``type:NAME`` where that list names no model; several of them, with ``&``, must hold together.
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ def usual(system: str, flat: Mapping[str, Any], chosen: Mapping[str, str]) -> di
         chosen: group of ours → the file of theirs that a list of defaults names.
     """
     holds = {kind_of(system, flat, chosen), *(f"group:{kind}/{name}" for kind, name in chosen.items())}
+    if "model" not in chosen:
+        holds.add(f"type:{flat.get('actor.model.model_type')}")
     short = LEFT_OFF.get(system, "\0")
     return {
         row.key: row.value

@@ -89,6 +89,7 @@ METRICS: dict[str, str] = {
     "train/skipped_records": "records left out of the forward pass because their advantage is 0, count",
     "train/optimizer_steps": "optimizer updates in the iteration, count",
     "train/bad_updates": "updates skipped in the iteration because loss or gradient was not finite, count",
+    "train/bad_ratios": "most elements of a pass whose log-ratio was not finite; their update is skipped, count",
     "train/overflows": "updates skipped because the scaled gradient overflowed fp16; the scale was halved, count",
     "train/loss_scale": "factor on the loss before the backward pass (fp16)",
     "train/filtered_groups": "groups left out because their mean return is beyond the bounds (filter_rewards), count",

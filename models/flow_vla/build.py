@@ -41,6 +41,7 @@ def build(settings: Settings) -> FlowVLAPolicy:
     tokenizer = _tokenizer(settings, folder)
     model = _random(settings, tokenizer) if folder is None else _read(settings, folder)
     settings.check_horizon(model.sizes.horizon)
+    settings.check_state(model.sizes.state_place)
     heads = _heads(settings, model.sizes, None if folder is None else folder.path)
     _prepare(model, heads, settings)
     level = settings.noise_level if settings.noise_method == "flow_sde" else None

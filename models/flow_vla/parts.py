@@ -64,6 +64,11 @@ class Parts:
         """Device on which the policy computes."""
         return self.model.action_out_proj.weight.device
 
+    @property
+    def state_in_text(self) -> bool:
+        """Whether the state stands in the prompt, which is then another one for each observation."""
+        return self.model.sizes.state_place == "text" and self.settings.state_in_prompt
+
     def number_format(self) -> AbstractContextManager[Any]:
         """Context of the settings' number format. In fp32 it leaves no trace in an exported program."""
         precision = self.settings.precision

@@ -95,7 +95,7 @@ class FlowVLAPolicy(nn.Module):
         env, tokenizer = self.parts.now.env, self.parts.tokenizer
         assert env is not None and tokenizer is not None  # noqa: PT018
         prompts = [plain_prompt(task) for task in tasks]
-        if self.model.sizes.state_place == "text":
+        if self.parts.state_in_text:
             widest = torch.full(env.obs["state"].shape, 2.0).numpy()
             prompts = [state_prompt(task, widest) for task in tasks]
         found = [tokenizer.encode(prompt) for prompt in prompts]
@@ -105,7 +105,7 @@ class FlowVLAPolicy(nn.Module):
 
     def encode_instructions(self, texts: Sequence[str]) -> Mapping[str, Tensor]:
         """Encodes instructions: token ids, or for π0.5, whose prompt has the state in it, the texts."""
-        if self.model.sizes.state_place == "text":
+        if self.parts.state_in_text:
             return {"prompt_text": as_bytes(texts, 128)}
         ids, mask = padded_behind(self._longest(texts), least=self.parts.now.least)
         return {"prompt": ids, "prompt_mask": mask}
@@ -113,7 +113,7 @@ class FlowVLAPolicy(nn.Module):
     @torch.no_grad()
     def probe(self, obs: Mapping[str, Tensor]) -> Sequence[str]:
         """Says if π0.5 cannot see the first states: beyond their statistics all bins are one."""
-        if self.model.sizes.state_place != "text":
+        if not self.parts.state_in_text:
             return ()
         state = self.parts.now.state.normalize(obs["state"].float())
         share = float((state.abs() > 1).float().mean())

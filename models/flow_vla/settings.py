@@ -59,6 +59,7 @@ class Settings(AdapterKeys):
     # how states and actions are normalised after demonstrations: mean_std, quantiles or min_max
     normalization: str = "quantiles"
     max_prompt_length: int | None = None  # tokens; a longer prompt is refused
+    state_in_prompt: bool = True  # π0.5: false for a folder that was trained on instructions without the state
     # sizes of random weights
     image_size: int = 64  # pixels of a side of the square picture
     patch_size: int = 16  # pixels of a side of a patch, which is one token
@@ -164,6 +165,12 @@ class Settings(AdapterKeys):
             reason = f"a chunk has {horizon} actions (action_horizon)"
             raise bad("num_action_chunks", self.num_action_chunks, reason, f"set it to {horizon} or less")
 
+    def check_state(self, place: str) -> None:
+        """Refuses to leave the state out of a prompt in which it does not stand."""
+        if not self.state_in_prompt and place != "text":
+            reason = "the state stands in a token of its own, and not in the prompt"
+            raise bad("state_in_prompt", False, reason, "remove the key; it is one of pi05")
+
     def _check_noise(self) -> None:
         if self.steers:
             self._check_steering()
@@ -263,6 +270,7 @@ CHOICES: Mapping[str, Sequence[Any]] = {
     "normalization": ("mean_std", "quantiles", "min_max"),
     "value_type": ("chunk_level", "action_level", "token_level", "sequence_level"),
     "value_head": (True, False),
+    "state_in_prompt": (True, False),
     "rtc_schedule": SCHEDULES,
     "rtc_jacobian": (True, False),
     "train_expert_only": (True, False),

@@ -243,6 +243,37 @@ def test_an_update_that_is_not_finite_changes_nothing(collected):
     assert all(torch.equal(value, before[name]) for name, value in weights(made.policy).items())
 
 
+def with_logprobs(arrays, value: float, counting: bool) -> dict[str, np.ndarray]:
+    """A copy whose records have ``value`` as their first log-prob, or as those of all that was not executed."""
+    logprobs = arrays["logprobs"].copy()
+    elements = np.arange(logprobs.shape[1])
+    executed = elements // 7 < arrays["num_steps"][:, None]
+    logprobs[(elements == 0) & executed if counting else ~executed] = value
+    return {**arrays, "logprobs": logprobs}
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_an_update_with_a_log_ratio_that_is_not_finite_is_left_out(collected, value):
+    env, arrays, results = collected
+    made = trainer(env, micro=3)
+    before = weights(made.policy)
+    metrics, _ = made.update(with_logprobs(arrays, value, counting=True), results, iteration=0)
+    assert (metrics["train/bad_updates"], metrics["train/optimizer_steps"], made.weight_version) == (1, 0, 0)
+    assert metrics["train/bad_ratios"] > 0
+    assert all(torch.equal(found, before[name]) for name, found in weights(made.policy).items())
+
+
+def test_a_log_ratio_of_what_does_not_count_changes_no_bit(collected):
+    env, arrays, results = collected
+    plain, odd = trainer(env), trainer(env)
+    poisoned = with_logprobs(arrays, np.nan, counting=False)
+    assert np.isnan(poisoned["logprobs"]).any()
+    metrics = [made.update(found, results, iteration=0)[0] for made, found in ((plain, arrays), (odd, poisoned))]
+    assert metrics[0] == metrics[1]
+    assert metrics[0]["train/bad_ratios"] == 0
+    assert all(torch.equal(found, weights(plain.policy)[name]) for name, found in weights(odd.policy).items())
+
+
 def test_a_finite_update_begins_the_count_anew_and_too_many_in_a_row_stop(collected):
     env, arrays, results = collected
     made = trainer(env, policy=NotFinite(), max_bad_updates=2)

@@ -52,7 +52,6 @@ def verl(*words: str, data: str = "train.jsonl") -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("system", "theirs"),
     [
-        ("rlinf", {"defaults": [*LIBERO, "model/pi0@actor.model"], "actor": {"model": {"model_path": "w/pi0"}}}),
         ("rlinf", {"defaults": [*LIBERO, OFT], "actor": {"model": {"model_type": "gr00t", "model_path": "w"}}}),
         ("cosmos-rl", {"vla": {"vla_type": "pi05", "num_envs": 2}, "policy": {"model_name_or_path": "w"}}),
         (
@@ -292,10 +291,10 @@ def test_a_file_that_trains_and_names_no_env_leaves_it_open():
 
 def test_the_command_prints_what_is_to_do(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("pi.yaml").write_text(json.dumps({"defaults": [*LIBERO, "model/pi0@actor.model"]}), encoding="utf-8")
+    Path("pi.yaml").write_text(json.dumps({"defaults": [*LIBERO, "model/gr00t@actor.model"]}), encoding="utf-8")
     assert tool.main(["pi.yaml", "--from", "rlinf", "--out", "mine"]) == 0
     said = capsys.readouterr()
-    assert "still to do before a run begins: their keys for pi0 are not translated" in said.err
+    assert "still to do before a run begins: there is no policy gr00t here" in said.err
     assert "override /model: ???" in Path("mine/experiment/pi.yaml").read_text(encoding="utf-8")
 
 

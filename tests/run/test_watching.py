@@ -17,7 +17,7 @@ from embodied.observe.terminal.console import NullConsole
 from embodied.observe.terminal.progress import Phase
 from embodied.parallel.group import Group
 from embodied.run.folder import pace
-from embodied.run.folder.pace import Pace, starved
+from embodied.run.folder.pace import Pace, skipped_updates, starved
 from embodied.run.folder.reporter import Expected, Reporter
 from embodied.runtime.signals import StopSignal
 from embodied.schema import LoggerConfig, RunnerConfig
@@ -182,6 +182,21 @@ def test_an_update_that_got_a_third_of_its_time_says_so(wall_s, cpu_s, said):
     text = starved(wall_s, cpu_s)
     assert ("took 60 s, and this process got 19 s of CPU time" in text) == said
     assert bool(text) == said
+
+
+@pytest.mark.parametrize(
+    ("metrics", "said"),
+    [
+        ({"train/bad_updates": 0, "train/bad_ratios": 0}, ""),
+        ({"train/bad_updates": 2, "train/bad_ratios": 3}, "2 updates of this iteration were left out: log-ratios of"),
+        ({"train/bad_updates": 1, "train/bad_ratios": 0}, "left out: loss or gradient not finite"),
+        ({"sft/bad_updates": 1}, "left out: loss or gradient not finite"),
+    ],
+)
+def test_updates_that_were_left_out_are_told_with_the_cause(metrics, said):
+    text = skipped_updates(metrics)
+    assert said in text
+    assert bool(text) == bool(said)
 
 
 def test_a_watch_counts_records_and_asks_whether_to_go_on(clock):

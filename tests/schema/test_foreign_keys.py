@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from embodied.models.causal_lm import build_reward_model
 from embodied.models.causal_lm.settings import Settings as TextSettings
+from embodied.models.flow_vla.settings import Settings as FlowSettings
 from embodied.models.openvla_oft.settings import Settings as RobotSettings
 
 from embodied.errors import ConfigError, UnknownKeyError
@@ -34,13 +35,14 @@ HERE = Path(__file__).parents[1]
 CONFIG = str(HERE / "config")
 OPEN = Path(__file__).with_name("foreign_keys_open.txt")
 FAKE = ("env=fake", "model=fake")
+MODELS = (TextSettings, RobotSettings, FlowSettings)
 ANSWERED_OTHERWISE = {"defaults", *OF_HYDRA}  # by hydra, and before the schema
 
 
 def known() -> set[str]:
     """Every key that is taken here: of the schema, of shipped models, and those that may say one thing alone."""
     found = {key.name for key in key_table.keys()} | set(no_ops()) | set(SAID) | ANSWERED_OTHERWISE  # noqa: SIM118
-    found |= {f"actor.model.{name}" for kind in (TextSettings, RobotSettings) for name in kind.__dataclass_fields__}
+    found |= {f"actor.model.{name}" for kind in MODELS for name in kind.__dataclass_fields__}
     names = build_reward_model.__code__.co_varnames[: build_reward_model.__code__.co_argcount + 20]
     return found | {f"reward.model.{name}" for name in names} | {"actor.model._target_"}
 
@@ -76,7 +78,7 @@ HONOURED = {
 def honoured() -> frozenset[str]:
     """Our keys whose values change what is done."""
     does = known()
-    own = {f"actor.model.{name}" for kind in (TextSettings, RobotSettings) for name in kind.__dataclass_fields__}
+    own = {f"actor.model.{name}" for kind in MODELS for name in kind.__dataclass_fields__}
     own |= {f"reward.model.{name}" for name in signature(build_reward_model).parameters}
     return frozenset(does - (set(no_ops()) - own) - set(tables.column("no_effect")) - ONE_VALUE)
 

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor
 
 from embodied.algorithms.conformance.loss import check_loss
-from embodied.algorithms.importance import off_policy, sequence_level
+from embodied.algorithms.importance import not_finite, off_policy, sequence_level
 from embodied.algorithms.metrics import STATS, logprob_gap, policy_stats, sum_and_count
 from embodied.algorithms.policy_loss import Anchor, PolicyLoss, make_loss
 from embodied.learn.batch import RECORDED
 from embodied.learn.terms.term import Forward, Need, OptimizerBatch, Setup, Share, Term
+
+BAD_RATIOS = "train/bad_ratios"
 
 
 @dataclass(frozen=True)
@@ -25,10 +27,14 @@ class Options:
 
 
 class PolicyTerm(Term):
-    """``Σ w · importance · loss``. Elements that ``off_policy_masking_delta`` drops stay in the denominators."""
+    """``Σ w · importance · loss``. Elements that ``off_policy_masking_delta`` drops stay in the denominators.
+
+    Losses bound their log-ratios, infinite ones too. Where one that counts is not finite the share is NaN instead, so
+    that the update is left out on all ranks.
+    """
 
     needs: frozenset[Need] = frozenset()
-    metrics = ("train/behaviour_weight_mean", "train/logprob_gap", "train/logprob_gap_mean", *STATS)
+    metrics = ("train/behaviour_weight_mean", "train/logprob_gap", "train/logprob_gap_mean", BAD_RATIOS, *STATS)
     surrogate = True
 
     def __init__(self, setup: Setup) -> None:
@@ -58,34 +64,39 @@ class PolicyTerm(Term):
 
     def share(self, seen: Forward, weights: Tensor) -> Share:
         batch, delta = seen.batch, self._options.off_policy_masking_delta
-        anchor, importance = self._anchor(seen)
+        anchor, acting, importance = self._anchor(seen)
         policy = self._loss(seen.new, anchor, batch.advantages)
         if importance is not None:
             weights = weights * importance
         if delta is not None:
             weights = torch.where(off_policy(batch.advantages, batch.drift, delta), 0.0, weights)
-        return self._measured((policy.per_token * weights).sum(), policy, importance, seen)
+        bad = not_finite(seen.new, (anchor, acting), batch.mask)
+        loss = torch.where(bad == 0, (policy.per_token * weights).sum(), torch.nan)
+        return self._measured(loss, policy, importance, seen, bad)
 
-    def _anchor(self, seen: Forward) -> tuple[Tensor, Tensor | None]:
-        """The log-probs around which the loss forms its ratio [m, M], and importance weights if they are not all 1."""
+    def _anchor(self, seen: Forward) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The log-probs around which the loss forms its ratio [m, M], those that acted [m, M], and importance weights
+        if they are not all 1."""
         batch = seen.batch
         if self._loss.anchor is Anchor.SEQUENCE:
-            return sequence_level(seen.new, batch.drift), None
+            return sequence_level(seen.new, batch.drift), seen.old, None
         if self._loss.anchor is Anchor.ACTING:
-            return seen.old, None
+            return seen.old, seen.old, None
         if self._recomputed:
             proximal, acting = seen.old, self._reduced(seen.records[RECORDED], batch)
         else:
             assert batch.proximal is not None
             proximal, acting = self._reduced(batch.proximal, batch), seen.old
-        return proximal, self._loss.importance(proximal, acting)
+        return proximal, acting, self._loss.importance(proximal, acting)
 
     def _reduced(self, logprobs: Tensor, batch: OptimizerBatch) -> Tensor:
         """[m, M₀] → [m, M]."""
         return self._layout.reduce(logprobs, batch.counts, self._options.logprob_type)
 
-    def _measured(self, loss: Tensor, policy: PolicyLoss, importance: Tensor | None, seen: Forward) -> Share:
-        mask, means, largest = seen.batch.mask, {}, {}
+    def _measured(
+        self, loss: Tensor, policy: PolicyLoss, importance: Tensor | None, seen: Forward, bad: Tensor
+    ) -> Share:  # fmt: skip
+        mask, means, largest = seen.batch.mask, {}, {BAD_RATIOS: bad}
         if importance is not None:
             means["train/behaviour_weight_mean"] = sum_and_count(importance, mask)
         if seen.untrained and not self._recomputed:  # else it was measured while they were recomputed

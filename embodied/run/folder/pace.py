@@ -1,8 +1,9 @@
-"""How fast a run goes: an estimate of what is left of it, and updates that got too little of the CPU."""
+"""How a run goes: an estimate of what is left of it, updates that got too little of the CPU or were left out."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from time import monotonic
 
 STARVED = 3.0  # wall time over CPU time of an update from which on others are said to take the cores
@@ -76,4 +77,16 @@ def starved(wall_s: float, cpu_s: float) -> str:
     return (
         f"  the update took {wall_s:.0f} s, and this process got {cpu_s:.0f} s of CPU time in them: other processes "
         f"take the cores (load {load:.1f} on {cores}), or it waits for a disk"
+    )
+
+
+def skipped_updates(metrics: Mapping[str, float]) -> str:
+    """Returns a line about updates of an iteration that were left out, and why; empty if there were none."""
+    bad = metrics.get("train/bad_updates") or metrics.get("sft/bad_updates")
+    if not bad:
+        return ""
+    cause = "log-ratios of new to old" if metrics.get("train/bad_ratios") else "loss or gradient"
+    return (
+        f"  {bad:.0f} updates of this iteration were left out: {cause} not finite (runner.max_bad_updates in a row end "
+        "the run)"
     )

@@ -26,7 +26,7 @@ from embodied.observe.trackers.services import About
 from embodied.observe.trackers.trackers import Trackers, make_trackers
 from embodied.parallel.group import Group
 from embodied.protocols import Cell
-from embodied.run.folder.pace import Pace, starved
+from embodied.run.folder.pace import Pace, skipped_updates, starved
 from embodied.run.folder.profiling import marks, profiled
 from embodied.runtime.rollout.rollout import Job
 from embodied.runtime.signals import StopSignal
@@ -197,6 +197,8 @@ class Reporter:
             left_s = self._pace.left_s(iteration, metrics.get("rollout/env_steps_per_s", 0.0))
             place = {"iteration": iteration, "iterations": self._runner.max_epochs, "left_s": left_s}
             self.console.iteration({**self._shown(metrics), **place})
+            if skipped := skipped_updates(metrics):
+                self.warn(skipped, "skipped updates")
             if self._reach.out:
                 self.warn(self._reach.why, "reach")
             if evaluated:

@@ -286,8 +286,8 @@ def wrist(row: Row, value: Any, get: Lookup) -> Translation:
     """Translates the switch for the wrist camera into the cameras' names."""
     if value not in (True, "True"):
         return Translation(how="nothing", why="one camera is the default")
-    cameras = ["agentview", "robot0_eye_in_hand"]
-    sides = {f"env.{side}.init_params.camera_names": cameras for side in ("train", "eval")}
+    both = ("agentview", "robot0_eye_in_hand")
+    sides = {f"env.{side}.init_params.camera_names": [*both] for side in ("train", "eval")}
     return Translation({"actor.model.num_images_in_input": 2, **sides}, "derived")
 
 

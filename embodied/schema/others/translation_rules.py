@@ -12,7 +12,7 @@ from embodied.schema.others import counts as counts
 from embodied.schema.others import translation as say
 from embodied.schema.others.tables import Row
 from embodied.schema.others.translation import Lookup, Rule, Translation
-from embodied.schema.others.translations import cosmos, rlinf, roll, trl, verl
+from embodied.schema.others.translations import cosmos, rlinf, rlinf_openpi, roll, trl, verl
 from embodied.schema.others.values import translated
 
 _NUMBER_FORMAT = "the number format is actor.model.precision"
@@ -34,7 +34,7 @@ OVERLONG = tuple(
 _POLICY = "train.train_policy."
 
 RULES: Mapping[str | tuple[str, str], Rule] = {
-    **rlinf.RULES, **verl.RULES, **roll.RULES, **cosmos.RULES, **trl.RULES,
+    **rlinf.RULES, **rlinf_openpi.RULES, **verl.RULES, **roll.RULES, **cosmos.RULES, **trl.RULES,
     "algorithm.n_minibatches": counts.steps,
     "algorithm.num_group_envs": counts.groups,
     "algorithm.use_valid_token_scale": say.nothing("losses are always averaged over elements that count"),

@@ -16,6 +16,7 @@ Settings = Mapping[str, Any]
 
 MODELS = {
     "openvla_oft": "openvla_oft", "openvla-oft": "openvla_oft", "openvla": "openvla",
+    "pi0_5": "pi05",
     **dict.fromkeys(
         ("qwen2.5", "qwen2", "qwen3", "qwen", "llama", "llama3", "mistral", "gemma", "gemma2", "gemma3"), "causal_lm"
     ),

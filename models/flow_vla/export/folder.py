@@ -25,7 +25,7 @@ TARGET = "embodied.models.flow_vla.build_policy"
 CARRIED = (
     *("cameras", "num_action_chunks", "num_steps", "eval_steps", "noise_method", "noise_steps", "noise_level"),
     *("noise_range", "rtc_schedule", "rtc_max_weight", "rtc_jacobian", "normalization", "max_prompt_length"),
-    *("train_expert_only", "value_head", "value_type"),
+    *("train_expert_only", "value_head", "value_type", "state_in_prompt"),
 )
 USAGE = """\
 from lerobot.policies.{module} import {name}

@@ -83,7 +83,7 @@ def export_program(
 
 
 def _check(parts: Parts, kind: str, dtype: str, quantize: str | None) -> EnvSpec:
-    if parts.model.sizes.state_place == "text":
+    if parts.state_in_text:
         raise ConfigError(
             f"--format {kind} takes the ids of a prompt, and π0.5's prompt has the state in it, as words that are made "
             "anew for each observation",

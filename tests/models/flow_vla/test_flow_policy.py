@@ -68,10 +68,29 @@ def noise_of(policy: FlowVLAPolicy, rows: int, seed: int = 1) -> Tensor:
         ("smolvla", {"noise_method": "flow_noise", "noise_steps": "all", "gradient_checkpointing": True}),
         ("pi0", {"is_lora": True, "lora_rank": 4}),
         ("pi05", {"value_head": True, "value_type": "action_level"}),
+        ("pi05", {"state_in_prompt": False}),
     ],
 )
 def test_it_keeps_what_a_policy_promises(made_up_env: EnvSpec, layout: str, keys: Mapping[str, Any]) -> None:
     check_policy(build_policy(layout=layout, **{**SMALL, **keys}), made_up_env)
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_a_prompt_of_pi05_has_the_state_in_it_or_not(flow: Callable[..., FlowVLAPolicy], said: bool) -> None:
+    policy = flow("pi05", state_in_prompt=said)
+    first, noise = observed(policy, 2), noise_of(policy, 2)
+    other = {**first, "state": first["state"] + 1}
+    tokens = [policy.parts.inputs(obs).tokens for obs in (first, other)]
+    acted = [policy.act(obs, noise, Sampling(do_sample=False)).fields["actions"] for obs in (first, other)]
+    assert torch.equal(*tokens) is not said
+    assert torch.equal(*acted) is not said
+
+
+@pytest.mark.parametrize("layout", ["smolvla", "pi0"])
+def test_a_state_that_stands_in_no_prompt_cannot_be_left_out_of_it(layout: str) -> None:
+    with pytest.raises(ConfigError, match="a token of its own") as found:
+        build_policy(layout=layout, state_in_prompt=False)
+    assert "remove the key" in str(found.value)
 
 
 # -- one trunk pass --------------------------------------------------------------------------------------------------
