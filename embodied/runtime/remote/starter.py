@@ -4,9 +4,10 @@
     RemotePool ◀── StartedHost: node, address ───── HostStarter       (embodied.runtime.remote.serve)
     RemotePool ◀══════════════ TCP, opened with the key ═════════════ host
 
-:class:`embodied.runtime.remote.local.LocalStarter` starts child processes of this machine. Another starter (Ray, a batch
-system) runs :func:`embodied.runtime.remote.serve.serve` in a process of another node and returns its address. The job and
-the key travel by the starter's own means, which must be trusted: the job is pickled, and the key opens the host.
+:class:`embodied.runtime.remote.local.LocalStarter` starts child processes of this machine. Another starter (Ray, a
+batch system) runs :func:`embodied.runtime.remote.serve.serve` in a process of another node and returns its address. The
+job and the key travel by the starter's own means, which must be trusted: the job is pickled, and the key opens the
+host.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class HostJob:
         pool: of the host's own slots, numbered from 0. ``num_workers`` 0: one a slot, at most one a core of its node.
             ``log_dir`` is used if the node sees it, else a temporary folder of the node.
         fields: of a slab's row.
+        obs: names of those fields that are an observation.
         gpus: on which its workers render; None = those that its process may use.
         forks: its workers are forked by a server that it starts.
         silence_s: seconds of silence after which the host ends itself (``cluster.node_timeout_s``).
@@ -49,6 +51,7 @@ class HostJob:
 
     pool: PoolConfig
     fields: Mapping[str, ArraySpec]
+    obs: tuple[str, ...]
     gpus: tuple[int, ...] | None
     forks: bool
     silence_s: float
