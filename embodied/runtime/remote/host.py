@@ -102,7 +102,7 @@ class Host:
             logs = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="embodied-host-")))
         gpus = visible_gpus() if job.gpus is None else job.gpus
         workers = config.num_workers or (max(1, len(gpus)) if config.batch else None)
-        return replace(config, log_dir=logs, gpus=gpus, num_workers=num_workers(workers, self._slots))
+        return replace(config, log_dir=logs, gpus=gpus, num_workers=num_workers(workers, self._slots, config.ranks))
 
     def _goes_on(self, silence_s: float) -> bool:
         if self._told_to_end:
