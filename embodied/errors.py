@@ -111,6 +111,10 @@ class RanksDifferError(EmbodiedError):
     """The processes of a run hold different weights."""
 
 
+class ClusterError(EmbodiedError):
+    """A node of the cluster cannot take part in a run, or the cluster has not what the run asks for."""
+
+
 class DeviceMemoryError(EmbodiedError):
     """The device has not enough memory for the chosen sizes."""
 

@@ -20,9 +20,10 @@ LAYERS = {
     "algorithms": 2, "schema": 2, "observe": 2, "data": 2,
     "parallel": 3,
     "runtime": 4, "learn": 4, "evaluation": 4,
-    "run": 5, "testing": 5, "serving": 5,
-    "export": 6, "doctor": 6, "report": 6, "selftest": 6, "migrate": 6, "cli": 6, "__main__": 7,
-    "tools": 7, "train": 7, "eval": 7, "sft": 7,
+    "cluster": 5,
+    "run": 6, "testing": 6, "serving": 6,
+    "export": 7, "doctor": 7, "report": 7, "selftest": 7, "migrate": 7, "cli": 7, "__main__": 8,
+    "tools": 8, "train": 8, "eval": 8, "sft": 8,
 }  # fmt: skip
 """A part may import parts of lower layers alone. ``parallel`` lies below ``learn``, which needs its collectives, and
 below ``runtime``, whose stop signal its barrier takes as an argument."""

@@ -1,4 +1,4 @@
-"""A group of processes with its roles and its collectives, as ``torchrun`` starts it: one process a device.
+"""A group of processes with its roles and its collectives, as its launcher starts it: one process a device.
 
     torchrun --standalone --nproc-per-node=8 -m embodied.train …
 
@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from embodied.errors import ConfigError, EmbodiedError, RankError
+from embodied.parallel.launcher import Launcher, launched_by
 from embodied.parallel.placement import EVERY_ROLE as EVERY_ROLE
 from embodied.parallel.placement import Role as Role
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:  # importing torch takes seconds, and most mistakes are found 
 
 T = TypeVar("T")
 COMM = 15  # letters of a process's name that Linux keeps
-NOTICE_S = 10.0  # torchrun looks for processes that have ended many times a second, on the machine of each
+NOTICE_S = 10.0  # launchers look for processes that have ended many times a second, on the machine of each
 STORE_LIMIT = 2**20  # bytes of one value in torch's store, which refuses more than 8 MiB
 LOST = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL", "Broken pipe", "TCPStore")
 """What stands in the message of a RuntimeError that torch raises when a rank is gone or late."""
@@ -52,14 +53,15 @@ class Group:
         local_rank: the same among the processes of this machine, of which there are ``local_size``.
         roles: what each of the processes does.
         processes: torch's process group of those that are not all of a run (:meth:`part`); None = all.
+        launcher: who has started them, for texts.
     """
 
     def __init__(
         self, rank: int = 0, size: int = 1, local_rank: int = 0, local_size: int = 1,
-        roles: frozenset[Role] = EVERY_ROLE, processes: Any = None,
+        roles: frozenset[Role] = EVERY_ROLE, processes: Any = None, launcher: Launcher = "torchrun",
     ) -> None:  # fmt: skip
         self.rank, self.size, self.local_rank, self.local_size = rank, size, local_rank, local_size
-        self.roles, self._called, self._processes = roles, "rank", processes
+        self.roles, self._called, self._processes, self.launcher = roles, "rank", processes, launcher
         self._patience: timedelta | None = None  # None: not connected
         self._was_connected = False
         self._store: Any = None
@@ -72,9 +74,9 @@ class Group:
         Raises:
             ConfigError: the description is incomplete, or a number in it is none or out of range.
         """
-        size = _number(environment, "WORLD_SIZE", "1")
+        size, launcher = _number(environment, "WORLD_SIZE", "1"), launched_by(environment) or "torchrun"
         if size == 1:
-            return cls()
+            return cls(launcher=launcher)
         missing = [name for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in environment]
         if missing:
             raise ConfigError(
@@ -83,7 +85,8 @@ class Group:
             )
         local_size = _number(environment, "LOCAL_WORLD_SIZE", str(size), most=size)
         rank = _number(environment, "RANK", least=0, most=size - 1)
-        return cls(rank, size, _number(environment, "LOCAL_RANK", least=0, most=local_size - 1), local_size)
+        local_rank = _number(environment, "LOCAL_RANK", least=0, most=local_size - 1)
+        return cls(rank, size, local_rank, local_size, launcher=launcher)
 
     def of(self, role: Role) -> Group:
         """The group of the processes that have ``role``. All processes of a run have the same roles, so it is this one.
@@ -291,17 +294,18 @@ def _number(environment: Mapping[str, str], name: str, default: str = "", least:
 
 @contextmanager
 def ended_by(group: Group) -> Iterator[None]:
-    """Tells torchrun what ended this process, for its report of the first failure.
+    """Tells the launcher what ended this process, for its report of the first failure.
 
-    A process that only lost another is not the cause: it gives torchrun the time to see the other first, and is ended
-    by it.
+    A process that only lost another is not the cause: it gives the launcher the time to see the other first, and is
+    ended by it.
     """
     try:
         yield
     except Exception as error:
+        launched = group.size > 1 or group.launcher != "torchrun"
         if group.size > 1 and lost_rank(error):
             time.sleep(NOTICE_S)
-        elif group.size > 1 and (file := os.environ.get("TORCHELASTIC_ERROR_FILE")):
+        elif launched and (file := os.environ.get("TORCHELASTIC_ERROR_FILE")):
             shown = str(error) if isinstance(error, EmbodiedError) else traceback.format_exc()
             told = {"message": str(error), "extraInfo": {"py_callstack": shown, "timestamp": str(int(time.time()))}}
             Path(file).write_text(json.dumps({"message": told}), encoding="utf-8")

@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING
 
 from embodied.errors import ConfigError, EmbodiedError, Stopped, broken, printed, refuse
 from embodied.parallel.group import Group, ended_by
+from embodied.parallel.launcher import start_command
+from embodied.run import launching
 from embodied.run.arguments import parse_argv
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ def main(argv: Sequence[str] | None, config_name: str, recipe: Recipe | None = N
         print("stopped", file=sys.stderr)
         return 128 + signal.SIGINT
     except EmbodiedError as error:
-        if processes.speaks:
+        if processes.speaks and processes.launcher == "torchrun":  # the others say it themselves
             print(f"{processes.name}{printed(error)}", file=sys.stderr)
         return 2
 
@@ -74,6 +76,12 @@ def run(argv: Sequence[str], config_name: str, processes: Group, recipe: Recipe 
         composed = replace(composed, command=repeat_command(argv, config_name, processes))
         _check_rules(composed, processes)
         _check_entry(composed, config_name)
+        launches = recipe is None and not print_only and launching.launches(composed.config)
+        job = launching.job_of(composed, argv, config_name) if launches else None
+    if job is not None:
+        from embodied.cluster.launch import launch
+
+        return launch(job)
     if print_only and not processes.is_main:
         return 0
     if print_only:
@@ -122,12 +130,14 @@ def _traced(composed: Composed) -> Composed:
 
 
 def repeat_command(argv: Sequence[str], config_name: str, processes: Group) -> str:
-    """Returns the command line that repeats this run, with torchrun if there are several processes."""
-    module = "embodied.tools.demos" if config_name == "demos" else f"embodied.{config_name}"
-    start = "python"
-    if processes.size > 1:
-        start = f"torchrun --nnodes={processes.size // processes.local_size} --nproc-per-node={processes.local_size}"
-    return shlex.join([*start.split(), "-m", module, *argv])
+    """Returns the command line that repeats this run, with its launcher if there are several processes."""
+    nodes = processes.size // processes.local_size
+    words = [launching.module_of(config_name), *argv]
+    return (
+        start_command(processes.launcher, nodes, processes.local_size, words)
+        if processes.size > 1
+        else (shlex.join(["python", "-m", *words]))
+    )
 
 
 def _check_rules(composed: Composed, processes: Group) -> None:

@@ -9,6 +9,7 @@ from embodied import schema
 from embodied.errors import ConfigError
 from embodied.parallel import teams
 from embodied.parallel.group import Group
+from embodied.parallel.launcher import NUMBER, start_command
 from embodied.protocols import Batched
 from embodied.run.build.given import ConfiguredEnv, Sides
 from embodied.run.placement import table
@@ -87,7 +88,7 @@ def check(config: schema.Config, processes: Group) -> None:
     if processes.size > 1 and config.runner.task.records:
         raise ConfigError(
             f"WORLD_SIZE is {processes.size}, and demonstrations are made by one process with many workers",
-            "start it without torchrun",
+            f"start it without {processes.launcher}",
         )
     train, evaluation, algorithm = config.env.train.total_num_envs, config.env.eval.total_num_envs, config.algorithm
     counts = {"env.eval.total_num_envs": evaluation}
@@ -104,7 +105,7 @@ def check(config: schema.Config, processes: Group) -> None:
         raise ConfigError(
             "actor.offload_weight is true in one process, which acts and learns with one copy of the policy: "
             "actor.fsdp_config.cpu_offload keeps the shards of several processes in host memory",
-            "leave actor.offload_weight out, or start several processes (torchrun)",
+            f"leave actor.offload_weight out, or start several processes ({NUMBER[processes.launcher]})",
         )
     if not (config.runner.only_eval or config.runner.task.records):
         teams.check(schema.context_parallel_size(config), learners)
@@ -115,7 +116,8 @@ def check(config: schema.Config, processes: Group) -> None:
         if count % hosts.size:
             raise ConfigError(
                 f"{what} is {count}, and the {hosts.size} processes of the run cannot share it equally",
-                f"make it a multiple of {hosts.size}, or start another number of processes (torchrun --nproc-per-node)",
+                f"make it a multiple of {hosts.size}, or start another number of processes "
+                f"({NUMBER[processes.launcher]})",
             )
     slots = slots_of(config, hosts)
     if hosts.size > 1 and (requested_workers(config) or 1) > slots:  # the schema refuses it with one process
@@ -129,13 +131,13 @@ def check(config: schema.Config, processes: Group) -> None:
 def _check_cluster(cluster: schema.ClusterConfig, processes: Group) -> None:
     """Refuses another number of machines or processes than there are."""
     size, here = processes.size, processes.local_size
-    machines, start = size // here, "torchrun --nnodes={} --nproc-per-node={} -m embodied.train …"
+    machines, asked = size // here, processes.launcher == "torchrun"  # the others start what is asked for
     for key, wanted, there, what in (
         ("num_nodes", cluster.num_nodes, machines, "machines"),
         ("num_gpus_per_node", cluster.num_gpus_per_node, here, "processes on each machine"),
     ):
-        if wanted not in (None, there):
-            command = start.format(cluster.num_nodes or machines, cluster.num_gpus_per_node or here)
+        if asked and wanted not in (None, there):
+            command = start_command("torchrun", cluster.num_nodes or machines, cluster.num_gpus_per_node or here)
             raise ConfigError(
                 f"cluster.{key} is {wanted}, and the run has {there} {what}",
                 f"start it with {command}, or leave cluster.{key} out",

@@ -42,8 +42,8 @@ MAY_CHANGE = (
 )  # fmt: skip
 """Keys whose values a resumed run may change: they change no number of the training."""
 
-FIRST = "first"
-"""Folder in it of the run that came first (``runner.first``)."""
+FIRST, LOGS = "first", "logs"
+"""Folders in it of the run that came first (``runner.first``), and of what its processes print."""
 
 LOCK = ".lock"
 """File in it that the run locks as long as it goes on."""
@@ -163,7 +163,7 @@ def _check_same(path: Path, resolved: Mapping[str, Any]) -> Mapping[str, Any] | 
     """Returns the configuration of the results in a folder; None if there are none."""
     saved = path / "config.yaml"
     if not saved.is_file():
-        others = sorted(p.name for p in path.iterdir() if not p.name.startswith(".") and p.name != FIRST)
+        others = sorted(p.name for p in path.iterdir() if not p.name.startswith(".") and p.name not in (FIRST, LOGS))
         if others:
             raise RunFolderError(
                 f"{path} is not empty and is no run folder (it holds {', '.join(others[:5])})",

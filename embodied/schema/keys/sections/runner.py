@@ -259,10 +259,35 @@ class RunnerConfig(Section):
 
 
 class ClusterConfig(Section):
+    launcher: Literal["local", "torchrun", "ray"] | None = Field(
+        None,
+        description="Who starts the processes of the run: local (num_gpus_per_node processes of this machine), "
+        "torchrun, or ray (on the nodes of a Ray cluster, from any of them). local and ray need no other command than "
+        "python -m embodied.train; null = torchrun, if it has started this process, else there is one process.",
+    )
+    address: str = Field(
+        "auto",
+        min_length=1,
+        description="launcher=ray: HOST:PORT of the cluster's head; auto = what RAY_ADDRESS says, else the cluster "
+        "that this machine is a node of.",
+    )
+    max_restarts: int = Field(
+        0,
+        ge=0,
+        description="launcher=local and ray: how often a run that lost a process or a node starts again from its "
+        "newest checkpoint: with as many processes if the nodes that are left have room for them, else with fewer that "
+        "can share the slots and groups. An error that would come again is not retried.",
+    )
+    agent_timeout_s: float = Field(
+        5.0,
+        gt=0,
+        description="launcher=ray: how long a node may leave a call without an answer before it counts as lost. A "
+        "longer time lets a run outlive longer cuts of its network.",
+    )
     timeout_s: float = Field(
         1800.0,
         gt=0,
-        description="How long a process waits for the others of its run (torchrun) before it gives up; longer than any "
+        description="How long a process waits for the others of its run before it gives up; longer than any "
         "rollout takes.",
     )
     distributed_timeout_minutes: float | None = Field(

@@ -1,0 +1,264 @@
+"""The process that speaks with Ray: finds nodes, places an agent on each, hands on what they tell, notices lost ones.
+
+    python -m embodied.cluster.driver FD      plan, then commands: standard input; events: file descriptor FD
+
+Ray prints into this process's standard output and standard error, which the launcher keeps in a file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from embodied.cluster import node_facts
+from embodied.cluster.agent import Agent
+from embodied.cluster.events import Ended, Event, Lost, Note, Placed, Refused, Tell, as_line, event_of
+from embodied.cluster.keeper import answers
+from embodied.cluster.nodes import (
+    Node,
+    Shape,
+    check_clock,
+    differences,
+    fitting,
+    in_order,
+    not_ready,
+    too_few,
+    usual_shape,
+    without,
+)
+from embodied.cluster.plan import Plan
+from embodied.cluster.ranks import Order
+from embodied.errors import ClusterError, EmbodiedError, refuse
+
+BACK_S = 10.0  # for a lost node to be back before the run goes on with fewer
+ASKED_S = 0.5  # one call for events
+BEAT_S = 0.1
+LEAVE_S = 3.0
+
+
+class Driver:
+    """Starts a plan's ranks and watches them."""
+
+    def __init__(self, plan: Plan, tell: Tell) -> None:
+        self._plan, self._tell = plan, tell
+        self._agents: list[Any] = []
+        self._nodes: list[Node] = []
+        self._left: set[int] = set()  # ranks that run
+        self.each = 0
+
+    # -- nodes -------------------------------------------------------------------------------------------------------
+
+    def connect(self) -> None:
+        """Raises :class:`ClusterError`: there is no cluster."""
+        address = os.environ.get("RAY_ADDRESS", "auto") if self._plan.address == "auto" else self._plan.address
+        try:
+            if ":" in address and not answers(address, 5.0):
+                raise ConnectionError(f"nobody answers at {address}")
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            where = "this machine" if address == "auto" else address
+            raise ClusterError(
+                f"no Ray cluster was found at {where}: {str(error).splitlines()[0]}",
+                "start one (ray start --head --port=6379; on the other nodes ray start --address=HEAD:6379), or set "
+                "cluster.address to its head",
+            ) from error
+
+    def nodes(self) -> tuple[list[Node], str]:
+        """Returns the nodes that are there, without those that were lost, and the resource that ranks take."""
+        from ray._private.state import available_resources_per_node
+
+        there, free = [node for node in ray.nodes() if node["Alive"]], available_resources_per_node()
+        gpus = any(node["Resources"].get("GPU") for node in there)
+        what = self._plan.resource if self._plan.resource != "auto" else "GPU" if gpus else "CPU"
+        found = [
+            Node(
+                node["NodeID"], node["NodeName"], node["NodeManagerAddress"], int(node["Resources"].get(what, 0)),
+                int(free.get(node["NodeID"], {}).get(what, 0)),
+            )
+            for node in there
+        ]  # fmt: skip
+        return without(found, self._plan.lost), what
+
+    def _shape(self) -> tuple[Shape, str]:
+        """Chooses how many nodes and ranks. Raises :class:`ClusterError`: the cluster can never have them."""
+        nodes, what = self.nodes()
+        each = self._plan.each or (1 if what == "CPU" else None)
+        shapes = [Shape(*shape) for shape in self._plan.shapes] or [usual_shape(nodes, self._plan.count, each)]
+        until = time.monotonic() + (BACK_S if self._plan.shapes else 0.0)
+        while fitting(shapes[:1], nodes) is None and time.monotonic() < until:
+            time.sleep(BEAT_S * 5)
+            nodes, what = self.nodes()
+        shape = fitting(shapes, nodes)
+        if shape is None:
+            raise too_few(shapes[0], nodes, what)
+        return shape, what
+
+    # -- placing -----------------------------------------------------------------------------------------------------
+
+    def place(self) -> None:
+        """Places agents and starts the ranks. Raises :class:`ClusterError`: what keeps the cluster from it."""
+        shape, what = self._shape()
+        group = self._group(shape, what)
+        self._nodes, bundles = self._placed(group)
+        self._check_facts(group, bundles)
+        self._start_agents(group, bundles, shape, what)
+        self._check_clocks()
+        self._tell(Placed([node.shown for node in self._nodes], shape.each))
+        self._start_ranks(shape)
+
+    def _group(self, shape: Shape, what: str) -> PlacementGroup:
+        """Waits for the resources of all nodes together."""
+        not_lost = {"ray.io/node-id": f"!in({','.join(self._plan.lost)})"} if self._plan.lost else {}
+        group = placement_group(
+            [{what: shape.each}] * shape.nodes, strategy="STRICT_SPREAD",
+            bundle_label_selector=[not_lost] * shape.nodes if not_lost else None,
+        )  # fmt: skip
+        if not group.wait(min(LEAVE_S, self._plan.init_timeout_s)):
+            self._tell(Note(f"waiting for {shape.each} {what} on {shape.nodes} node(s): others have them"))
+            if not group.wait(max(0.0, self._plan.init_timeout_s - LEAVE_S)):
+                raise not_ready(shape, self.nodes()[0], what, self._plan.init_timeout_s)
+        return group
+
+    def _placed(self, group: PlacementGroup) -> tuple[list[Node], list[int]]:
+        """Returns the group's nodes in their order, and the bundle of each."""
+        where = placement_group_table(group)["bundles_to_node_id"]
+        bundle_of = {node_id: bundle for bundle, node_id in where.items()}
+        nodes = in_order([node for node in self.nodes()[0] if node.node_id in bundle_of])
+        return nodes, [bundle_of[node.node_id] for node in nodes]
+
+    def _check_facts(self, group: PlacementGroup, bundles: Sequence[int]) -> None:
+        plan, nonce = self._plan, self._plan.nonce
+        ours = node_facts.facts(plan.folder, nonce)
+        ray.cloudpickle.register_pickle_by_value(node_facts)
+        asked = ray.remote(node_facts.facts)
+        answers = [
+            asked.options(num_cpus=0, scheduling_strategy=_bundle(group, bundle)).remote(plan.folder, nonce)
+            for bundle in bundles
+        ]
+        theirs = ray.get(answers)
+        refuse([
+            error for node, facts in zip(self._nodes, theirs, strict=True)
+            for error in differences(ours, facts, node, plan.folder, Path(plan.run))
+        ])  # fmt: skip
+
+    def _start_agents(self, group: PlacementGroup, bundles: Sequence[int], shape: Shape, what: str) -> None:
+        takes = {"num_gpus": shape.each, "num_cpus": 0} if what == "GPU" else {"num_cpus": shape.each}
+        actor = ray.remote(Agent)
+        self._agents = [
+            actor.options(**takes, max_concurrency=4, scheduling_strategy=_bundle(group, bundle)).remote(node.address)
+            for node, bundle in zip(self._nodes, bundles, strict=True)
+        ]
+
+    def _check_clocks(self) -> None:
+        ray.get([agent.clock.remote() for agent in self._agents])  # they are there
+        for node, agent in zip(self._nodes, self._agents, strict=True):
+            before = time.time()
+            check_clock(node, before, ray.get(agent.clock.remote()), time.time())
+
+    def _start_ranks(self, shape: Shape) -> None:
+        port = ray.get(self._agents[0].port.remote())
+        head = ray.get_runtime_context().gcs_address
+        self._left, self.each = set(range(shape.size)), shape.each
+        orders = [
+            Order(
+                self._plan.arguments, "ray", place * shape.each, shape.each, place, shape.size,
+                self._nodes[0].address, port, self._plan.folder, str(Path(self._plan.run, "logs")), self._plan.grace_s,
+                head,
+            )
+            for place in range(shape.nodes)
+        ]  # fmt: skip
+        ray.get([agent.start.remote(asdict(order)) for agent, order in zip(self._agents, orders, strict=True)])
+
+    # -- watching ----------------------------------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Hands on what ranks tell until all have ended, or a node is lost."""
+        calls = {agent.events.remote(ASKED_S): place for place, agent in enumerate(self._agents)}
+        answered = dict.fromkeys(range(len(self._agents)), time.monotonic())
+        while self._left and calls:
+            ready, _ = ray.wait(list(calls), num_returns=1, timeout=ASKED_S)
+            for call in ready:
+                place = calls.pop(call)
+                try:
+                    self._hand_on(ray.get(call))
+                except ray.exceptions.RayError as error:
+                    self._lose(place, str(error).splitlines()[0])
+                    continue
+                answered[place] = time.monotonic()
+                calls[self._agents[place].events.remote(ASKED_S)] = place
+            for place in [place for place in calls.values() if self._silent(answered[place])]:
+                self._lose(place, f"it has not answered for {self._plan.agent_timeout_s:g} s")
+                calls = {call: other for call, other in calls.items() if other != place}
+
+    def _silent(self, answered: float) -> bool:
+        return time.monotonic() - answered > self._plan.agent_timeout_s + ASKED_S
+
+    def _hand_on(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            event = event_of(line)
+            if isinstance(event, Ended):
+                self._left.discard(event.rank)
+            self._tell(event)
+
+    def _lose(self, place: int, reason: str) -> None:
+        ranks = range(place * self.each, (place + 1) * self.each)
+        if self._left & set(ranks):
+            self._left -= set(ranks)
+            self._tell(Lost(place, self._nodes[place].node_id, reason))
+
+    def send(self, command: dict[str, Any]) -> bool:
+        """Sends a command to all keepers; returns whether there are any."""
+        for agent in self._agents if self._left else ():
+            agent.send.remote(command)
+        return bool(self._agents and self._left)
+
+
+def _bundle(group: PlacementGroup, bundle: int) -> PlacementGroupSchedulingStrategy:
+    return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
+
+
+def main() -> int:
+    out, told = os.fdopen(int(sys.argv[1]), "w", encoding="utf-8"), threading.Lock()
+
+    def tell(event: Event) -> None:
+        with told:
+            out.write(as_line(event))
+            out.flush()
+
+    driver = Driver(Plan(**json.loads(sys.stdin.readline())), tell)
+    threading.Thread(target=_listen, args=(driver,), daemon=True, name="commands").start()
+    try:
+        driver.connect()
+        driver.place()
+        driver.watch()
+    except EmbodiedError as error:
+        for each in (error, *error.others):
+            tell(Refused(each.message, each.remedy))
+    leaving = threading.Thread(target=ray.shutdown, daemon=True)
+    leaving.start()
+    leaving.join(LEAVE_S)  # without a head it waits long
+    out.close()
+    os._exit(0)
+
+
+def _listen(driver: Driver) -> None:
+    """Hands commands to the keepers. Ends this process where there are none yet, or the launcher has gone."""
+    for line in sys.stdin:
+        if not driver.send(json.loads(line)):
+            break
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""Decides whether a command starts ranks (``cluster.launcher``) or is one, and describes the job to the launcher."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from embodied.errors import ConfigError
+from embodied.parallel.group import Group
+from embodied.parallel.launcher import launched_by, start_command
+
+if TYPE_CHECKING:
+    from embodied.cluster.launch import Job
+    from embodied.schema import ClusterConfig, Config
+    from embodied.schema.compose.compose import Composed
+
+
+def module_of(config_name: str) -> str:
+    """Returns the module of a command.
+
+    >>> module_of("demos"), module_of("eval")
+    ('embodied.tools.demos', 'embodied.eval')
+    """
+    return "embodied.tools.demos" if config_name == "demos" else f"embodied.{config_name}"
+
+
+def launches(config: Config, environment: Mapping[str, str] = os.environ) -> bool:
+    """Returns whether this process starts the ranks of its run, and is none of them.
+
+    Raises:
+        ConfigError: ``cluster.launcher`` names another launcher than has started this process.
+    """
+    wanted, by = config.cluster.launcher, launched_by(environment)
+    if (wanted is not None and (by or wanted) != wanted) or (wanted == "torchrun" and by is None):
+        there = "no launcher" if by is None else by
+        each, nodes = config.cluster.num_gpus_per_node or 1, config.cluster.num_nodes or 1
+        raise ConfigError(
+            f"cluster.launcher is {wanted}, and {there} has started this process",
+            f"start it with {start_command(wanted, nodes, each)}, or leave cluster.launcher out",
+        )
+    if by is not None or wanted is None or config.runner.dry_run:
+        return False
+    return wanted == "ray" or (config.cluster.num_gpus_per_node or 1) > 1
+
+
+def job_of(composed: Composed, argv: Sequence[str], config_name: str) -> Job:
+    """Returns the job of a command that launches.
+
+    Raises:
+        ConfigError: this machine has not what its ranks take; they cannot share slots or groups.
+    """
+    from embodied.cluster.launch import Job
+    from embodied.run.build import shares
+
+    config, cluster = composed.config, composed.config.cluster
+
+    def refuse_size(size: int) -> None:
+        shares.check(config, Group(0, size, 0, size, launcher=cluster.launcher or "ray"))
+
+    def divides(size: int) -> bool:
+        try:
+            refuse_size(size)
+        except ConfigError:
+            return False
+        return True
+
+    local = cluster.launcher == "local"
+    if local:
+        _check_local(cluster, config.runner.device)
+    if cluster.num_gpus_per_node is not None and (local or cluster.num_nodes is not None):
+        refuse_size(cluster.num_gpus_per_node * (cluster.num_nodes or 1))
+    return Job(
+        "local" if local else "ray", ["-m", module_of(config_name), *argv], Path(config.runner.logger.log_path),
+        "CPU" if config.runner.device == "cpu" else "auto", cluster.num_nodes, cluster.num_gpus_per_node,
+        cluster.address, cluster.init_timeout_s or cluster.timeout_s, cluster.agent_timeout_s,
+        config.runner.stop_timeout_s, cluster.max_restarts, divides, lambda text: print(text, flush=True),
+    )  # fmt: skip
+
+
+def _check_local(cluster: ClusterConfig, device: str) -> None:
+    from embodied.runtime.pool.placement import visible_gpus
+
+    gpus = () if device == "cpu" else visible_gpus()
+    there, what = (len(gpus), "GPUs") if gpus else (len(os.sched_getaffinity(0)), "CPU cores")
+    if (cluster.num_nodes or 1) > 1:
+        raise ConfigError(
+            f"cluster.launcher is local, and cluster.num_nodes {cluster.num_nodes}", "set cluster.launcher=ray"
+        )
+    if (cluster.num_gpus_per_node or 1) > there:
+        raise ConfigError(
+            f"cluster.num_gpus_per_node is {cluster.num_gpus_per_node}, and this machine has {there} {what}",
+            f"set it to {there} or less",
+        )
