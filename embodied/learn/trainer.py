@@ -9,7 +9,7 @@ The loss of an optimizer batch is ``Σ weight · loss`` over its elements with w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from embodied.algorithms.kl import make_coefficient
-from embodied.learn.acting import check_acts_alone, make_acting
+from embodied.learn.acting import Acting, check_acts_alone, make_acting
 from embodied.learn.batch import Batch, optimizer_batches
 from embodied.learn.ranks.balance import Balance
 from embodied.learn.ranks.teams import of_team, where_collected
@@ -51,6 +51,7 @@ class Trainer(Stepping):
         max_tokens: of a forward and backward pass; None: passes are filled by records alone.
         recompute_logprobs: the old log-probs are those of the trained network, not the recorded ones.
         weight_sync_interval: iterations between two of which what acts takes the present weights.
+        make_acting: chooses the weights that act, and where.
 
     Raises:
         ConfigError: passes are filled by tokens, which the policy does not count; or the loss breaks its protocol.
@@ -75,6 +76,7 @@ class Trainer(Stepping):
     recompute_logprobs: bool = False
     weight_sync_interval: int = 1
     cut_short: bool = field(default=False, init=False)  # the weights are those in the midst of an update
+    make_acting: Callable[[Policy, int, int], Acting] = make_acting
     unlogged: dict[str, float] = field(default_factory=dict, init=False)  # metrics of an iteration not yet evaluated
 
     def __post_init__(self) -> None:
@@ -82,9 +84,10 @@ class Trainer(Stepping):
         check_counts_tokens(self.policy, self.max_tokens)
         if algorithm.max_staleness:
             check_acts_alone(self.parallel)
-        self.acting = make_acting(self.policy, algorithm.max_staleness, self.weight_sync_interval)
+        self.acting = self.make_acting(self.policy, algorithm.max_staleness, self.weight_sync_interval)
         self.engine = StepEngine(self.policy, self.actor, self.parallel, self.iterations, self.max_bad_updates)
-        self._parallel, self._group = self.engine.parallel, self.engine.parallel.group
+        self._parallel = ranks = self.engine.parallel
+        self._group = ranks.group
         self._kl_coefficient = make_coefficient(algorithm.kl_beta, control.type, control.target_kl, control.horizon)
         setup = Setup(self.policy.spec, algorithm, self.max_steps, self._kl_coefficient, self.recompute_logprobs)
         self._objective = Objective(setup).checked(self.policy, self.env, self.device)
@@ -94,8 +97,7 @@ class Trainer(Stepping):
         self._reference = Reference(self.policy) if algorithm.kl_beta else None
         distribution = Need.DISTRIBUTION in self._objective.needs | self._score.needs
         offload = self.actor.fsdp_config.activation_offload
-        ranks, reference = self._parallel, self._reference
-        self._evaluate = ForwardPasses(self.policy, self.sampling, ranks, reference, distribution, offload)
+        self._evaluate = ForwardPasses(self.policy, self.sampling, ranks, self._reference, distribution, offload)
         self._rest()
 
     @contextmanager
@@ -170,10 +172,8 @@ class Trainer(Stepping):
     def state_dict(self) -> dict[str, Any]:
         """Returns an update's state beside policy and optimizer, for checkpoints (embodied/learn/checkpoint/state.py):
         numbers and tensors (not copies) by name. Which names there are is a function of the configuration."""
-        state: dict[str, Any] = {
-            **self.engine.state_dict(), **self.acting.state_dict(), "kl_beta": self._kl_coefficient.value,
-            "unlogged": self.unlogged,
-        }  # fmt: skip
+        state: dict[str, Any] = {**self.engine.state_dict(), **self.acting.state_dict()}
+        state |= {"kl_beta": self._kl_coefficient.value, "unlogged": self.unlogged}
         if self._kept_reference is not None:
             state |= {f"reference.{name}": tensor for name, tensor in self._kept_reference.state_dict().items()}
         return state
