@@ -238,6 +238,7 @@ class EpisodeResult:
     truncated: bool
     final_row: int = -1  # slab row of the last observation with its "value", if that was asked for; it is no record
     rank: int = 0  # rank of the process whose slab has those rows (torchrun)
+    learner: int = -1  # rank, among those that train, that gets its records; -1: the process that has them trains
     leases: tuple[Lease, ...] = ()  # leases of those rows and of the final one; they hold until they are given back
     written: int | None = None  # tokens of its texts; None if the policy's decisions have no length of their own
     last_row: int = -1  # slab row of its last record; others may be given it once on_episode has returned

@@ -47,6 +47,10 @@ class Acting:
     def use(self, version: int) -> None:
         """Gives :attr:`policy` the weights of ``version``, where several act at a time."""
 
+    def trained(self) -> Mapping[str, Tensor]:
+        """Returns the trained tensors that act, by name, not copies."""
+        return {name: p.detach() for name, p in self.policy.named_parameters() if p.requires_grad}
+
     def weights(self) -> AbstractContextManager[None]:
         """Context in which :attr:`policy` has the weights that act."""
         return nullcontext()
@@ -88,6 +92,9 @@ class Exchanged(Acting):
     def _take(self, version: int) -> None:
         self._older.follow(1.0)
         self.version = version
+
+    def trained(self) -> Mapping[str, Tensor]:
+        return self._older.state_dict()
 
     def weights(self) -> AbstractContextManager[None]:
         return self._older.acting()
@@ -136,16 +143,17 @@ class Apart(Exchanged):
             self.policy.load_extra_state(self._learns.extra_state())
 
 
-def make_acting(policy: Policy, max_staleness: int, interval: int) -> Acting:
+def make_acting(policy: Policy, max_staleness: int, interval: int, acts: bool = True) -> Acting:
     """Makes the acting policy for ``policy``, which learns.
 
     Args:
         max_staleness: ``algorithm.max_staleness``.
         interval: ``runner.weight_sync_interval``.
+        acts: False: other processes collect, and this one keeps the weights that act there.
     """
-    if max_staleness:
+    if max_staleness and acts:
         return Apart(policy, interval)
-    return Exchanged(policy, interval) if interval > 1 else Acting(policy)
+    return Exchanged(policy, interval) if max_staleness or interval > 1 else Acting(policy)
 
 
 def check_acts_alone(parallel: Parallel | None) -> None:

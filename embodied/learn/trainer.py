@@ -9,7 +9,7 @@ The loss of an optimizer batch is ``Σ weight · loss`` over its elements with w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from embodied.algorithms.kl import make_coefficient
-from embodied.learn.acting import check_acts_alone
+from embodied.learn.acting import Acting, check_acts_alone
 from embodied.learn.batch import Batch, optimizer_batches
 from embodied.learn.lagged import acting_of
 from embodied.learn.ranks.balance import Balance
@@ -46,12 +46,13 @@ class Trainer(Stepping):
 
     Args:
         max_steps: longest possible episode, control steps (the constant of ``seq-mean-token-sum-norm``).
-        iterations: of the run, what shares of the learning rate's schedule refer to.
+        iterations: of the run, what shares of the schedule refer to.
         peak_flops: FLOP/s that the device could do; None: unknown.
         parallel: how ranks share the policy; None = one process.
         max_tokens: of a forward and backward pass; None: passes are filled by records alone.
         recompute_logprobs: the old log-probs are those of the trained network, not the recorded ones.
         weight_sync_interval: iterations between two of which what acts takes the present weights.
+        make_acting: chooses the weights that act, and where.
 
     Raises:
         ConfigError: passes are filled by tokens, which the policy does not count; or the loss breaks its protocol.
@@ -76,6 +77,7 @@ class Trainer(Stepping):
     recompute_logprobs: bool = False
     weight_sync_interval: int = 1
     cut_short: bool = field(default=False, init=False)  # the weights are those in the midst of an update
+    make_acting: Callable[[Policy, int, int], Acting] = acting_of
     unlogged: dict[str, float] = field(default_factory=dict, init=False)  # metrics of an iteration not yet evaluated
 
     def __post_init__(self) -> None:
@@ -83,7 +85,7 @@ class Trainer(Stepping):
         check_counts_tokens(self.policy, self.max_tokens)
         if algorithm.max_staleness:
             check_acts_alone(self.parallel)
-        self.acting = acting_of(self.policy, algorithm.max_staleness, self.weight_sync_interval)
+        self.acting = self.make_acting(self.policy, algorithm.max_staleness, self.weight_sync_interval)
         self.engine = StepEngine(self.policy, self.actor, self.parallel, self.iterations, self.max_bad_updates)
         self._parallel, self._group = self.engine.parallel, self.engine.parallel.group
         self._kl_coefficient = make_coefficient(algorithm.kl_beta, control.type, control.target_kl, control.horizon)
@@ -93,10 +95,9 @@ class Trainer(Stepping):
         without_gradients = algorithm.logprob_forward_micro_batch_size or self.actor.micro_batch_size
         self._score = Scorer(setup, self.reward, self._objective, without_gradients)
         self._reference = Reference(self.policy) if algorithm.kl_beta else None
-        distribution = Need.DISTRIBUTION in self._objective.needs | self._score.needs
+        whole = Need.DISTRIBUTION in self._objective.needs | self._score.needs
         offload = self.actor.fsdp_config.activation_offload
-        ranks, reference = self._parallel, self._reference
-        self._evaluate = ForwardPasses(self.policy, self.sampling, ranks, reference, distribution, offload)
+        self._evaluate = ForwardPasses(self.policy, self.sampling, self._parallel, self._reference, whole, offload)
         self._rest()
 
     @contextmanager
@@ -171,10 +172,8 @@ class Trainer(Stepping):
     def state_dict(self) -> dict[str, Any]:
         """Returns an update's state beside policy and optimizer, for checkpoints (embodied/learn/checkpoint/state.py):
         numbers and tensors (not copies) by name. Which names there are is a function of the configuration."""
-        state: dict[str, Any] = {
-            **self.engine.state_dict(), **self.acting.state_dict(), "kl_beta": self._kl_coefficient.value,
-            "unlogged": self.unlogged,
-        }  # fmt: skip
+        state: dict[str, Any] = {**self.engine.state_dict(), **self.acting.state_dict()}
+        state |= {"kl_beta": self._kl_coefficient.value, "unlogged": self.unlogged}
         if self._kept_reference is not None:
             state |= {f"reference.{name}": tensor for name, tensor in self._kept_reference.state_dict().items()}
         return state

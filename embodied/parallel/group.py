@@ -22,30 +22,30 @@ import os
 import pickle
 import time
 import traceback
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-from embodied.errors import ConfigError, EmbodiedError, RankError
+from embodied.errors import ConfigError, EmbodiedError
+from embodied.parallel.exchanges import Exchanges
 from embodied.parallel.launcher import Launcher, launched_by
+from embodied.parallel.lost import collective, lost_rank
 from embodied.parallel.placement import EVERY_ROLE as EVERY_ROLE
 from embodied.parallel.placement import Role as Role
 
-if TYPE_CHECKING:  # importing torch takes seconds, and most mistakes are found without it
-    from torch import Tensor
-
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
 COMM = 15  # letters of a process's name that Linux keeps
 NOTICE_S = 10.0  # launchers look for processes that have ended many times a second, on the machine of each
 STORE_LIMIT = 2**20  # bytes of one value in torch's store, which refuses more than 8 MiB
-LOST = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL", "Broken pipe", "TCPStore")
-"""What stands in the message of a RuntimeError that torch raises when a rank is gone or late."""
+
+ABSENT = -1  # rank of this process in a group of others
 
 
-class Group:
+class Group(Exchanges):
     """Processes that work together, as one of them sees them.
 
     Args:
@@ -54,14 +54,19 @@ class Group:
         roles: what each of the processes does.
         processes: torch's process group of those that are not all of a run (:meth:`part`); None = all.
         launcher: who has started them, for texts.
+        members: their ranks in the run; None = all.
     """
 
     def __init__(
         self, rank: int = 0, size: int = 1, local_rank: int = 0, local_size: int = 1,
         roles: frozenset[Role] = EVERY_ROLE, processes: Any = None, launcher: Launcher = "torchrun",
+        members: Sequence[int] | None = None,
     ) -> None:  # fmt: skip
         self.rank, self.size, self.local_rank, self.local_size = rank, size, local_rank, local_size
         self.roles, self._called, self._processes, self.launcher = roles, "rank", processes, launcher
+        self.members = tuple(range(size) if members is None else members)
+        self._is_all, self._with = members is None, dict[Role, tuple[int, ...]]()
+        self._parts: dict[Role, Any] = {}  # torch's process group of each role
         self._patience: timedelta | None = None  # None: not connected
         self._was_connected = False
         self._store: Any = None
@@ -88,45 +93,101 @@ class Group:
         local_rank = _number(environment, "LOCAL_RANK", least=0, most=local_size - 1)
         return cls(rank, size, local_rank, local_size, launcher=launcher)
 
+    def with_roles(self, ranks: Mapping[Role, Sequence[int]]) -> Group:
+        """Returns the group of the same processes, of which the ``ranks`` of a role have it. Call it before they
+        connect.
+
+        >>> world = Group(rank=2, size=3).with_roles({"train": [0], "rollout": [1, 2]})
+        >>> world.of("rollout").rank, world.of("train").here
+        (1, False)
+        """
+        own = copy.copy(self)
+        own._with = {role: tuple(found) for role, found in ranks.items() if len(found) < self.size}
+        return own
+
     def of(self, role: Role) -> Group:
-        """The group of the processes that have ``role``. All processes of a run have the same roles, so it is this one.
+        """The group of the processes that have ``role``; this one if all have it. A process that lacks the role
+        gets that group, too, with the rank :data:`ABSENT`.
 
         Raises:
             ConfigError: no process has it.
         """
-        if role not in self.roles:
+        found = self._with.get(role, self.members if role in self.roles else ())
+        if not found:
             raise ConfigError(
                 f"no process of this run has the role '{role}', its {self.size} processes have: "
                 f"{', '.join(sorted(self.roles)) or 'none'}",
                 f"start processes with the role '{role}'",
             )
-        return self
+        return self if role not in self._with else self._of_members(found, self._parts.get(role))
+
+    @property
+    def here(self) -> bool:
+        """True if this process is one of the group."""
+        return self.rank != ABSENT
+
+    @property
+    def is_split(self) -> bool:
+        """True if some processes lack a role."""
+        return bool(self._with)
+
+    def _of_members(self, members: Sequence[int], processes: Any) -> Group:
+        """Makes the group of some processes, given by their ranks in the run."""
+        place = self.members[self.rank] if self.here else ABSENT
+        node = (place if place != ABSENT else members[0]) // self.local_size
+        near = [rank for rank in members if rank // self.local_size == node] or [members[0]]
+        own = Group(
+            members.index(place) if place in members else ABSENT, len(members),
+            near.index(place) if place in near else 0, len(near), self.roles, processes, self.launcher, members,
+        )  # fmt: skip
+        own._patience, own._store, own._was_connected = self._patience, self._store, self._was_connected
+        own._called = self._called
+        return own
 
     def part(self, parts: Sequence[Sequence[int]]) -> Group:
-        """Splits the group; returns the group of the processes that are in one part with this one. A collective.
+        """Splits the group; returns the group of the processes that are in one part with this one. A collective of all
+        processes of the run; one that is in no part gets the first, as :data:`ABSENT`.
 
         Args:
-            parts: ranks of each part, the same on all ranks; each rank is in one of them.
+            parts: ranks of each part, the same on all ranks; each rank is in one of them at most.
         """
-        own, mine = next(ranks for ranks in parts if self.rank in ranks), None
-        if self._patience is not None and len(own) > 1:
+        in_run = [[self.members[rank] for rank in ranks] for ranks in parts]
+        own, mine = next((ranks for ranks in parts if self.rank in ranks), None), None
+        if self._patience is not None and max(map(len, parts)) > 1:
             import torch.distributed as dist
 
-            with _collective(self):
-                made = [dist.new_group(list(ranks), timeout=self._patience) for ranks in parts]
-            mine = made[parts.index(own)]
-        return Group(own.index(self.rank), len(own), self.local_rank, self.local_size, self.roles, mine)
+            with collective(self.rank):
+                made = [dist.new_group(ranks, timeout=self._patience) for ranks in in_run]
+            mine = None if own is None or len(own) == 1 else made[parts.index(own)]
+        number = 0 if own is None else parts.index(own)
+        found = Group(
+            ABSENT if own is None else own.index(self.rank), len(parts[number]), self.local_rank, self.local_size,
+            self.roles, mine, self.launcher, in_run[number],
+        )  # fmt: skip
+        found._patience = self._patience
+        return found
 
     def beside(self) -> Group:
         """Returns the group of the same processes for the collectives of another thread, which may run at the same time
-        as those of this one. A collective."""
+        as those of this one. A collective of all processes of the run."""
         own = copy.copy(self)
         if self._patience is not None:
             import torch.distributed as dist
 
-            with _collective(self):
-                own._processes = dist.new_group(timeout=self._patience)
+            with collective(self.rank):
+                ranks = None if self._is_all else list(self.members)
+                own._processes = dist.new_group(ranks, timeout=self._patience)
         return own
+
+    @property
+    def is_all(self) -> bool:
+        """True if these are all processes of the run."""
+        return self._is_all
+
+    @property
+    def processes(self) -> Any:
+        """torch's process group; None = that of all processes, or there is none."""
+        return self._processes
 
     @property
     def is_main(self) -> bool:
@@ -171,7 +232,7 @@ class Group:
         import torch.distributed as dist
 
         patience, to_come = timedelta(seconds=timeout_s), timedelta(seconds=init_timeout_s or timeout_s)
-        with _collective(self):
+        with collective(self.rank):
             store, _, _ = next(dist.rendezvous("env://", self.rank, self.size, timeout=to_come))
             store.set_timeout(patience)
             self._store = dist.PrefixStore("embodied", store)
@@ -180,10 +241,13 @@ class Group:
                 store=dist.PrefixStore("group", store), rank=self.rank, world_size=self.size, timeout=patience,
             )  # fmt: skip
         self._was_connected, self._patience = True, patience
+        with collective(self.rank):
+            self._parts = {role: dist.new_group(list(m), timeout=patience) for role, m in sorted(self._with.items())}
         try:
             yield
         finally:
             self._store = self._patience = None
+            self._parts = {}
             dist.destroy_process_group()
 
     # -- who does what -----------------------------------------------------------------------------------------------
@@ -206,57 +270,22 @@ class Group:
         [8, 8]
         """
         keys = [together(item) if together else index for index, item in enumerate(items)]
-        left, turns, owners = list(room or [len(keys)] * self.size), cycle(range(self.size)), {}
-        for key in dict.fromkeys(keys):
-            owners[key] = next(rank for rank in turns if left[rank])
-            left[owners[key]] -= 1
+        owners = self.owners(keys, room)
         return [item for key, item in zip(keys, items, strict=True) if owners[key] == self.rank]
 
-    # -- collectives -------------------------------------------------------------------------------------------------
-
-    def gather(self, value: T) -> list[T]:
-        """Returns every process's value, by rank; anything that can be pickled."""
-        if self.size == 1:
-            return [value]
-        import torch.distributed as dist
-
-        values: list[Any] = [None] * self.size
-        with _collective(self):
-            dist.all_gather_object(values, value, group=self._processes)
-        return values
-
-    def any(self, flag: bool) -> bool:
-        """Returns whether ``flag`` is true in any process."""
-        return any(self.gather(flag))
-
-    def add(self, value: float) -> float:
-        """Returns the sum over ranks, added in their order: the same bits on all."""
-        return sum(self.gather(value))
-
-    def sum(self, tensor: Tensor) -> Tensor:
-        """Returns the sum over ranks, computed in place."""
-        if self.size > 1:
-            import torch.distributed as dist
-
-            with _collective(self):
-                dist.all_reduce(tensor, group=self._processes)
-        return tensor
-
-    def exchange(self, sent: Tensor, to: Sequence[int], of: Sequence[int]) -> Tensor:
-        """Sends each rank its part of a flat tensor. Returns what all have sent to this one, by rank.
+    def owners(self, keys: Iterable[K], room: Sequence[int] | None = None) -> dict[K, int]:
+        """Returns which process gets each key: they are dealt in turn.
 
         Args:
-            to: elements for each rank, in the order in which they stand.
-            of: elements that each rank sends to this one.
+            room: as in :meth:`share`.
         """
-        if self.size == 1:
-            return sent
-        import torch.distributed as dist
-
-        got = sent.new_empty(sum(of))
-        with _collective(self):
-            dist.all_to_all_single(got, sent, list(of), list(to), group=self._processes)
-        return got
+        owners, turns = dict[K, int](), cycle(range(self.size))
+        left = None if room is None else list(room)
+        for key in dict.fromkeys(keys):
+            owners[key] = next(rank for rank in turns if left is None or left[rank])
+            if left is not None:
+                left[owners[key]] -= 1
+        return owners
 
     # -- a message that waits ----------------------------------------------------------------------------------------
 
@@ -267,14 +296,14 @@ class Group:
         self._posted.add(key)
         text = base64.b64encode(pickle.dumps(value)).decode()
         parts = [text[i : i + STORE_LIMIT] for i in range(0, len(text), STORE_LIMIT)]
-        with _collective(self):
+        with collective(self.rank):
             for index, part in enumerate(parts):
                 self._store.set(f"{key}/{index}", part)
             self._store.set(key, str(len(parts)))
 
     def read(self, key: str) -> Any:
         """Waits for a value that a process posts under ``key``, and returns it."""
-        with _collective(self):
+        with collective(self.rank):
             count = int(self._store.get(key))
             text = b"".join(self._store.get(f"{key}/{index}") for index in range(count))
         return pickle.loads(base64.b64decode(text))
@@ -310,24 +339,3 @@ def ended_by(group: Group) -> Iterator[None]:
             told = {"message": str(error), "extraInfo": {"py_callstack": shown, "timestamp": str(int(time.time()))}}
             Path(file).write_text(json.dumps({"message": told}), encoding="utf-8")
         raise
-
-
-@contextmanager
-def _collective(group: Group) -> Iterator[None]:
-    """Turns torch's errors about processes that do not come into :class:`RankError`."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not lost_rank(error):
-            raise
-        raise RankError(
-            f"rank {group.rank} waited for the other ranks in vain: {str(error).splitlines()[0]}",
-            "see what the rank that ended first has printed; if one is only slow, raise cluster.timeout_s",
-        ) from error
-
-
-def lost_rank(error: BaseException) -> bool:
-    """Returns whether ``error`` only says that another rank is gone or late."""
-    if isinstance(error, RankError):
-        return True
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in LOST)

@@ -32,6 +32,10 @@ def check_same_weights(policy: Policy | nn.Module, group: Group, trained_only: b
 
 
 def _checksum(parameter: Tensor) -> tuple[int, ...]:
-    """Exact and independent of the order of summation: the sum of the bits, read as whole numbers."""
-    bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[parameter.element_size()]
-    return (*parameter.shape, int(parameter.detach().contiguous().view(-1).view(bits).sum(dtype=torch.int64).item()))
+    return (*parameter.shape, checksum(parameter))
+
+
+def checksum(tensor: Tensor) -> int:
+    """Returns the sum of a tensor's bits, read as whole numbers: exact and independent of the order of summation."""
+    bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return int(tensor.detach().contiguous().view(-1).view(bits).sum(dtype=torch.int64).item())

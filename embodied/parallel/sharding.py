@@ -24,6 +24,7 @@ from torch import nn
 
 from embodied.errors import ConfigError
 from embodied.parallel.group import Group
+from embodied.parallel.meshes import mesh_of
 from embodied.parallel.same_weights import check_same_weights
 from embodied.parallel.shard_sizes import is_shared, parts_of
 from embodied.parallel.teams import Teams, teams_of
@@ -251,23 +252,18 @@ def shard(policy: nn.Module, fsdp: FsdpConfig, group: Group, device: torch.devic
         policy: any network. What lies on the CPU is moved to ``device`` unit by unit.
         methods: names of its methods that make a forward pass, beside ``forward``.
     """
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard, register_fsdp_forward_method
 
     # Nothing here writes into what the policy answers, which may well be a view.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-    share = parts_of(fsdp, group.size)
-    if share == group.size:
-        mesh = init_device_mesh(device.type, (share,), mesh_dim_names=("shard",))
-    else:
-        mesh = init_device_mesh(device.type, (group.size // share, share), mesh_dim_names=("replicate", "shard"))
+    mesh = mesh_of(group, parts_of(fsdp, group.size), device.type)
     options: dict[str, Any] = {
         "mesh": mesh,
         "mp_policy": _precision(fsdp),
         "offload_policy": CPUOffloadPolicy(pin_memory=fsdp.offload_pin_memory) if fsdp.cpu_offload else OffloadPolicy(),
         "ignored_params": {p for p in policy.parameters() if not is_shared(p, fsdp)},
     }
-    _cast_buffers(policy, fsdp)
+    cast_buffers(policy, fsdp)
     units = [m for m in units_of(policy, fsdp.wrap_policy) if m is not policy]
     for unit in units:
         fully_shard(unit, reshard_after_forward=fsdp.reshard_after_forward, **options)
@@ -300,7 +296,7 @@ def _set_prefetch(policy: Any, units: Sequence[Any], fsdp: FsdpConfig) -> None:
             unit.set_modules_to_backward_prefetch([unit])  # prefetches itself, which is there by then: no prefetch
 
 
-def _cast_buffers(policy: nn.Module, fsdp: FsdpConfig) -> None:
+def cast_buffers(policy: nn.Module, fsdp: FsdpConfig) -> None:
     """Casts floating-point buffers to ``mixed_precision.buffer_dtype``; FSDP2 itself leaves buffers as they are."""
     if (name := fsdp.mixed_precision.buffer_dtype) is not None:
         for buffer in policy.buffers():

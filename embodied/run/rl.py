@@ -18,15 +18,16 @@ from __future__ import annotations
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 from embodied.evaluation.before_after import gain
-from embodied.learn.step.meters.mfu import peak_flops
-from embodied.learn.trainer import Trainer
+from embodied.learn.checkpoint.state import Learner as Saved
+from embodied.learn.ranks.sides import Learner, resumed
 from embodied.observe.terminal.console import Console
 from embodied.run import summary
-from embodied.run.build.given import Checked, ConfiguredEnv
+from embodied.run.build.given import Checked
 from embodied.run.build.model_reward import make_model_reward
-from embodied.run.build.policy import Model, origin_of, sampling, sizes
+from embodied.run.build.policy import origin_of, sizes
 from embodied.run.build.results import failed_verdicts
 from embodied.run.build.simulators import Simulators
 from embodied.run.evaluation.conditions import what_to_expect
@@ -39,8 +40,8 @@ from embodied.run.training import metrics
 from embodied.run.training.collector import Collector
 from embodied.run.training.fixed_lag import make_turns
 from embodied.run.training.iteration import Synchronous, processes_of
+from embodied.run.training.learner import make_learner
 from embodied.runtime.signals import StopSignal
-from embodied.schema import Config
 
 NOTHING_LEARNT = (
     "  nothing was learnt: in every group all returns were equal. A policy that never (or always) succeeds gives no "
@@ -60,10 +61,11 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         session = opened.enter_context(open_session(checked, console))
         reporter, folder, model = session.reporter, session.path, session.model
         with console.progress("building the learner", brief=True):
-            numbers, trainer = sizes(config, sides, processes, model.policy.spec), make_trainer(config, side, model)
-        saves = opened.enter_context(
-            closing(Saves(session.folder, config, trainer, model.sharding, reporter, origin_of(config, side)))
-        )
+            numbers = sizes(config, sides, processes, model.policy.spec)
+            trainer = make_learner(config, sides, model, processes)
+        origin, saved = origin_of(config, side), cast(Saved, trainer)  # where there is none, nothing is saved
+        saves = Saves(session.folder, config, saved, model.sharding, reporter, origin, processes)
+        opened.enter_context(closing(saves))
         opened.enter_context(reporter)
         engine = opened.enter_context(session.engine())
         simulators = Simulators(
@@ -93,7 +95,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
 
 
 def train(
-    checked: Checked, turns: Synchronous, collector: Collector, trainer: Trainer, evaluator: EvaluationRunner,
+    checked: Checked, turns: Synchronous, collector: Collector, trainer: Learner, evaluator: EvaluationRunner,
     reporter: Reporter, saves: Saves, stop: StopSignal,
 ) -> int:  # fmt: skip
     """Trains until ``runner.max_epochs`` iterations are done or a stop signal comes; returns iterations that are saved.
@@ -135,14 +137,16 @@ def train(
     return saves.finish(iteration, whole=not trainer.cut_short)
 
 
-def _resume(checked: Checked, trainer: Trainer, reporter: Reporter, saves: Saves) -> int:
+def _resume(checked: Checked, trainer: Learner, reporter: Reporter, saves: Saves) -> int:
     """Goes on from a checkpoint if there is one; returns iterations that are done."""
-    iteration, ids = saves.resume()
+    iteration, ids = resumed(trainer, *saves.resume())
     if trainer.unlogged:
         saves.outdated()
     first = iteration == 0 and checked.config.runner.val_before_train  # step 0 is logged anew
     repeats = trainer.unlogged or first
     reporter.open_trackers(iteration - bool(repeats), ids, checked.composed.resolved, rows=trainer.rows)
+    if checked.processes.is_split:
+        reporter.share_ids()
     for line in what_to_expect(checked.config, checked.train, trainer.policy.spec) if iteration == 0 else ():
         reporter.console.say(line)
     return iteration
@@ -156,17 +160,3 @@ def _log(reporter: Reporter, iteration: int, found: dict[str, float], together: 
     if found["rollout/zero_advantage_share"] == 1:
         reporter.warn(NOTHING_LEARNT)
     reporter.sections.reset()
-
-
-def make_trainer(config: Config, side: ConfiguredEnv, model: Model) -> Trainer:
-    """Makes the learner of a training in the env of ``side``."""
-    return Trainer(
-        policy=model.policy, env=side.spec, actor=config.actor, algorithm=config.algorithm,
-        sampling=sampling(config.algorithm.sampling_params, config.algorithm.logprob_dtype), device=model.device,
-        seed=config.runner.seed,
-        max_steps=side.max_steps, max_bad_updates=config.runner.max_bad_updates, parallel=model.sharding,
-        reward=config.reward, iterations=config.runner.max_epochs,
-        max_tokens=config.runner.max_tokens_per_mbs if config.runner.enable_dynamic_batch_size else None,
-        recompute_logprobs=config.rollout.recompute_logprobs, weight_sync_interval=config.runner.weight_sync_interval,
-        peak_flops=peak_flops(config.runner.peak_tflops, model.policy, model.device),
-    )  # fmt: skip

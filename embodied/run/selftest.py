@@ -121,7 +121,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
 
 def _results(
     session: Session, one: Variation, engine: Engine | None, stop: StopSignal
-) -> tuple[list[EpisodeResult], list[WorkerFacts]]:  # fmt: skip
+) -> tuple[list[EpisodeResult], Sequence[WorkerFacts]]:  # fmt: skip
     simulators = session.simulators(one.composed.config, one.sides, engine)
     return EvaluationRunner(one.composed, one.sides.eval, simulators, session.path, session.reporter).results(stop)
 

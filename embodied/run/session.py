@@ -51,8 +51,9 @@ class Session:
 
     def simulators(self, config: schema.Config, sides: Sides, engine: Engine | None = None) -> Simulators:
         """Makes the starter of env workers for the run's own policy."""
-        hosts = self.reporter.processes.of("rollout")
-        return Simulators(config, sides, hosts, self.model, self.path, self.reporter, self.server, engine)
+        return Simulators(
+            config, sides, self.reporter.processes, self.model, self.path, self.reporter, self.server, engine
+        )
 
 
 @contextmanager
@@ -90,7 +91,7 @@ def open_session(
             if answers is None
             else _in_place_of_a_policy(answers, processes, config.cluster.timeout_s)
         )
-        rank = folder_of_rank(place.path, processes.of("rollout"))
+        rank = folder_of_rank(place.path, processes)
         yield Session(
             reporter, place, server, memory, model, partial(open_engine, config, processes, model, rank, console)
         )

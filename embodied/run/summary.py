@@ -8,7 +8,7 @@ from pathlib import Path
 
 from embodied import schema
 from embodied.learn.cloning import Cloner
-from embodied.learn.trainer import Trainer
+from embodied.learn.ranks.sides import Learner
 from embodied.parallel.group import Group
 from embodied.protocols import Policy, SaysWhatItReads
 from embodied.run.build.given import ConfiguredEnv, Sides
@@ -24,7 +24,7 @@ from embodied.schema.compose.compose import Composed
 
 
 def of_training(
-    composed: Composed, sides: Sides, processes: Group, model: Model, sizes: Sizes, trainer: Trainer, folder: Path,
+    composed: Composed, sides: Sides, processes: Group, model: Model, sizes: Sizes, trainer: Learner, folder: Path,
     judge: ModelReward | None = None,
 ) -> list[list[str]]:  # fmt: skip
     """Makes the summary's rows of derived numbers for reinforcement learning.
@@ -182,8 +182,15 @@ def ending(last: int, iterations: int, steps: int = 0, evaluated: bool = True) -
 
 def _process_lines(processes: Group, model: Model) -> list[list[str]]:
     """Says how many processes there are, and how they share the policy; nothing of one process."""
-    size = processes.size
-    return [["processes", f"{size}, {model.sharding}"]] if size > 1 else []
+    size, train, hosts = processes.size, processes.of("train"), processes.of("rollout")
+    if not processes.is_split:
+        return [["processes", f"{size}, {model.sharding}"]] if size > 1 else []
+    held = f", {model.sharding}" if train.here else ""
+    return [["processes", f"{size}: {_named(hosts)} collect, {_named(train)} train{held}"]]
+
+
+def _named(group: Group) -> str:
+    return f"{', '.join(map(str, group.members))} ({group.size})"
 
 
 def _evaluations(config: schema.Config, side: ConfiguredEnv, model: Model, folder: Path) -> list[list[str]]:
@@ -263,7 +270,7 @@ def _threads(config: schema.Config) -> str:
     return f"{config.runner.num_threads} threads" + ("" if training is None else f", {training} in training")
 
 
-def _peak(trainer: Trainer, config: schema.Config) -> str:
+def _peak(trainer: Learner, config: schema.Config) -> str:
     peak, setting = trainer.peak_flops, config.runner.peak_tflops
     if peak is None:
         return "no MFU (runner.peak_tflops is null)"

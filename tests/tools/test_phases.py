@@ -48,7 +48,7 @@ CASES = [
     ("train", RUN, "embodied.run.build.preflight.check", "checking the configuration"),
     ("train", RUN, "embodied.run.command._recipe", "importing torch"),
     ("train", RUN, "embodied.run.build.policy.build_policy", "building the policy"),
-    ("train", RUN, "embodied.run.rl.make_trainer", "building the learner"),
+    ("train", RUN, "embodied.run.rl.make_learner", "building the learner"),
     ("train", RUN, "embodied.run.rl.make_model_reward", "building the reward model"),
     ("train", RUN, "embodied.run.build.simulators.Pool", "starting 1 env workers"),
     ("eval", RUN, "embodied.run.build.simulators.Pool", "starting 1 env workers"),

@@ -25,7 +25,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException  # a BaseException that stands for any failure in there
 
@@ -37,6 +36,7 @@ from embodied.learn.checkpoint.state import Learner
 from embodied.lib.files import checksums, sealed
 from embodied.lib.whole import sync_folder, write_whole
 from embodied.parallel import collectives as ranks
+from embodied.parallel.group import Group
 
 REPLACED = ".replaced-"
 NAME = re.compile(r"(\d+)(?:\+(\d+))?")
@@ -61,16 +61,19 @@ class Checkpoints:
         origin: what each of them says of where its policy comes from (``embodied.learn.origin``), values of JSON.
         completed: is told of each one that is whole (rank 0, in the thread that writes); returns those that are being
             read, which stay until the next is whole.
+        among: the ranks that save, if some do not; None = all do.
     """
 
     def __init__(
         self, folder: Path, max_keep: int, async_save: bool = False, origin: Mapping[str, Any] | None = None,
         contents: Sequence[str] = PARTS, completed: Callable[[Path], Collection[Path]] = lambda path: (),
+        among: Group | None = None,
     ) -> None:  # fmt: skip
         self.folder, self._max_keep, self._async, self._contents = folder, max_keep, async_save, contents
         self._origin, self._completed = dict(origin or {}), completed
         self._thread: ThreadPoolExecutor | None = None
-        self._group: dist.ProcessGroup | None = None
+        self._among = among
+        self._group = None if among is None else ranks.background_group(among)
         self._pending: Future[None] | None = None
         self._stage = Stager()
         self._kept: Snapshot | None = None
@@ -95,7 +98,7 @@ class Checkpoints:
         self.wait()
         thread = self._opened()
         self._kept = None
-        snapshot = snapshot_of(learner, iteration, run_ids or {}, steps, self._origin, self._contents)
+        snapshot = snapshot_of(learner, iteration, run_ids or {}, steps, self._origin, self._contents, self._among)
         if self._async:
             snapshot = self._copied(snapshot)
             self._pending = thread.submit(self._write, snapshot)
@@ -113,7 +116,7 @@ class Checkpoints:
             self.wait()
             self._kept = None  # so that there are never two of them
             self._kept = self._copied(
-                snapshot_of(learner, iteration, run_ids or {}, 0, self._origin, self._contents)
+                snapshot_of(learner, iteration, run_ids or {}, 0, self._origin, self._contents, self._among)
             )  # fmt: skip
 
     def save_kept(self) -> Path | None:
@@ -134,7 +137,8 @@ class Checkpoints:
         """The thread that writes, with a group of its own among the ranks. All ranks open it together."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-            self._group = ranks.background_group()
+            if self._among is None:
+                self._group = ranks.background_group()
         return self._thread
 
     def _copied(self, snapshot: Snapshot) -> Snapshot:
@@ -161,7 +165,7 @@ class Checkpoints:
 
     def clean(self) -> None:
         """Remove what a killed process left half written or half deleted, and bring back what it was replacing."""
-        if ranks.here() != 0:
+        if ranks.here(self._among) != 0:
             return
         for replaced in self.folder.glob(f"{REPLACED}*"):
             final = self.folder / replaced.name.removeprefix(REPLACED)
@@ -202,14 +206,14 @@ class Checkpoints:
         aside = final.with_name(f".writing-{final.name}")
         reason = ""
         try:
-            if ranks.here() == 0:
+            if ranks.here(self._among) == 0:
                 shutil.rmtree(aside, ignore_errors=True)
             # Each rank makes the folder again before it tells rank 0 what it will write, and writes after its answer.
             dcp.save(snapshot.tensors, checkpoint_id=aside, process_group=self._group, no_dist=self._group is None)
         except CheckpointException as error:
             raise_if_stopped(error)
             reason = reason_of(error)
-        ranks.of_first(lambda: self._complete(snapshot.meta, aside, final, reason), self._group)
+        ranks.of_first(lambda: self._complete(snapshot.meta, aside, final, reason), self._group, self._among)
 
     def _complete(self, meta: Meta, aside: Path, final: Path, reason: str) -> None:
         """Rank 0: meta.json, the rename, and the end of what is too old; or the error for ``reason``."""

@@ -31,6 +31,7 @@ from embodied.learn.checkpoint.state import (
     unpack,
 )
 from embodied.parallel import collectives as ranks
+from embodied.parallel.group import Group
 from embodied.protocols import HasExtraState, Policy
 
 Named = Sequence[tuple[str, Tensor]]
@@ -66,7 +67,7 @@ def load(path: Path, policy: Policy, say: Callable[[str], None] | None = None) -
     return meta
 
 
-def resume(path: Path, learner: Learner, contents: Sequence[str] = PARTS) -> Meta:
+def resume(path: Path, learner: Learner, contents: Sequence[str] = PARTS, among: Group | None = None) -> Meta:
     """Restore ``learner`` and this process's random generators to the state that the checkpoint holds.
 
     A rank that the saving run did not have keeps its generators. All ranks call it; if one fails, all do. ``path`` must
@@ -74,16 +75,17 @@ def resume(path: Path, learner: Learner, contents: Sequence[str] = PARTS) -> Met
 
     Args:
         contents: parts that are taken (``runner.checkpoint.load_contents``); the others stay as they are.
+        among: the ranks that load; None = all.
 
     Raises:
         CheckpointError: as :func:`load`, or the optimizer's groups are others, or it lacks a part.
     """
     policy, optimizer = learner.policy, learner.optimizer
     device = optimizer.param_groups[0]["params"][0].device
-    own = f"rng/{ranks.here()}/"
+    own = f"rng/{ranks.here(among)}/"
 
     def read() -> tuple[Meta, dict[str, Tensor]]:
-        meta = meta_for(path, policy, bytes_too=ranks.here() == 0)  # one rank is enough: its error is everybody's
+        meta = meta_for(path, policy, bytes_too=ranks.here(among) == 0)  # one rank is enough: its error is everybody's
         with_optimizer = "optimizer" in contents
         if with_optimizer:
             _check_has_optimizer(path, meta)
@@ -93,7 +95,7 @@ def resume(path: Path, learner: Learner, contents: Sequence[str] = PARTS) -> Met
         parts = ["policy/", "trainer/", *(["optimizer/"] if with_optimizer else [])]
         return meta, _read(path, (*parts, *([own] if "extra" in contents else [])), like)
 
-    meta, tensors = ranks.together(read)
+    meta, tensors = ranks.together(read, among)
     parameters = list(trainable(policy))
     _check_whole(path, parameters, tensors)
     _fill(policy, meta, parameters, tensors)

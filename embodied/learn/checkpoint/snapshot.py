@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from embodied.learn.checkpoint.metadata import FORMAT, Meta, shapes
 from embodied.learn.checkpoint.state import Learner, optimizer_tree, pack, random_state, trainable
 from embodied.parallel import collectives as ranks
+from embodied.parallel.group import Group
 from embodied.protocols import HasExtraState
 
 PARTS = ("model", "optimizer", "extra")
@@ -31,7 +32,7 @@ class Snapshot:
 
 def snapshot_of(
     learner: Learner, iteration: int, run_ids: Mapping[str, str], steps: int, origin: dict[str, Any],
-    contents: Sequence[str] = PARTS,
+    contents: Sequence[str] = PARTS, among: Group | None = None,
 ) -> Snapshot:  # fmt: skip
     """Takes a snapshot of the state of ``learner`` without copying its tensors. Of several ranks, rank 0 has what all
     share.
@@ -41,6 +42,7 @@ def snapshot_of(
         steps: optimizer steps of the next iteration that are done as well.
         origin: what the checkpoint says of where its policy comes from.
         contents: of :data:`PARTS`, those that it has; it always has the model.
+        among: the ranks that save; None = all.
     """
     policy, optimizer = learner.policy, learner.optimizer
     tensors: dict[str, Tensor] = {f"policy/{name}": p.detach() for name, p in trainable(policy)}
@@ -53,11 +55,11 @@ def snapshot_of(
         pack(optimizer_tree(policy, optimizer), "optimizer", tensors) if "optimizer" in contents else {},
         pack(learner.state_dict(), "trainer", tensors),
         dict(run_ids),
-        ranks.count(),
+        ranks.count(among),
         steps,
         origin,
     )
-    rank, device = ranks.here(), optimizer.param_groups[0]["params"][0].device
+    rank, device = ranks.here(among), optimizer.param_groups[0]["params"][0].device
     if rank != 0:  # tensors that are not sharded are the same on all ranks
         tensors = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, DTensor)}
     generators = random_state(device) if "extra" in contents else {}

@@ -69,6 +69,8 @@ class Scorer:
         values = Need.VALUES in objective.needs
         self._recompute = Recomputer(setup, values) if setup.recompute else None
         self._recompute_first = values or algorithm.use_kl_in_reward
+        self._reads_all = algorithm.use_kl_in_reward or (self._recompute is not None and self._recompute_first)
+        self._reads_sequences = self._recompute is not None or Need.DRIFT in objective.needs
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -92,6 +94,8 @@ class Scorer:
         metrics = metrics or UpdateMetrics()
         kept = self._kept(results)
         metrics.filtered = len(_groups(results)) - len(_groups([results[index] for index in kept]))
+        if self._reads_all:
+            records.fetch(records.rows)
         if self._recompute is not None and self._recompute_first:
             ranks, rows = places_of(results)
             everything = torch.ones(len(rows), dtype=torch.bool)
@@ -102,12 +106,14 @@ class Scorer:
         numbers = gather_numbers(records.arrays, results, with_values, penalties, group, least is not None)
         batch = make_batch(numbers, results, self.estimator, self._rewards, baselines, self._bounds, least)
         if not kept:
+            self._fetch(records, None)
             return Scored(batch, None, records)
         trained = batch
         if len(kept) < len(results):
             some = [results[index] for index in kept]
             of_kept = [numbers[index] for index in kept]
             trained = make_batch(of_kept, some, self.estimator, self._rewards, baselines, self._bounds, least)
+        self._fetch(records, trained)
         if self._recompute is not None and not self._recompute_first:
             chosen = self._read_by_the_loss(trained)
             records = self._recompute(
@@ -116,6 +122,16 @@ class Scorer:
         if Need.PROXIMAL in self._objective.needs:
             trained = self._with_proximal(records, trained, evaluate, watch)
         return Scored(batch, trained, records)
+
+    def _fetch(self, records: RankRecords, trained: Batch | None) -> None:
+        """Gets what passes read of records, where other processes have collected them."""
+        if self._reads_all or not records.are_elsewhere:
+            return
+        rows = records.placeholder if records.parallel.collective_passes else np.zeros(0, np.int64)
+        if trained is not None:
+            chosen = self._read_by_the_loss(trained) if self._reads_sequences else self._carries_gradient(trained)
+            rows = np.concatenate([rows, trained.rows[records.among(trained.ranks, chosen).numpy()]])
+        records.fetch(rows)
 
     def _read_by_the_loss(self, batch: Batch) -> Tensor:
         """Records of sequences with a record that carries a gradient, bool [N]."""

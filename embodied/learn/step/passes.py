@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from embodied import instructions
 from embodied.errors import ConfigError, Stopped
 from embodied.learn.batch import RECORDED, gather, micro_batches, packed
+from embodied.learn.ranks.arrived import Arrived
 from embodied.learn.step.reference import Reference
 from embodied.learn.watch import Passed
 from embodied.parallel.modes import evaluating, modules_of
@@ -76,6 +77,17 @@ class RankRecords:
     max_tokens: int | None = None
     forward_tokens: int | None = None
     spare: int | None = None
+
+    @property
+    def are_elsewhere(self) -> bool:
+        """True if other processes have collected the records, and have what passes read of them."""
+        return isinstance(self.arrays, Arrived)
+
+    def fetch(self, rows: np.ndarray) -> None:
+        """Gets what passes read of ``rows`` int64 [n], where other processes have collected them. Once an update; all
+        processes of the run take part."""
+        if isinstance(self.arrays, Arrived):
+            self.arrays.fetch(rows)
 
     def light(self, rows: np.ndarray) -> dict[str, np.ndarray]:
         """Copies the decisions in ``rows`` int64 [n] with their encoded instructions, [n, …]; no observations."""

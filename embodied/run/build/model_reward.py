@@ -136,7 +136,7 @@ def make_model_reward(config: schema.RewardConfig, processes: Group, model: Mode
         RanksDifferError: it is shared out, and the processes have read different weights.
     """
     group = processes.of("rollout")
-    if not config.use_reward_model:
+    if not config.use_reward_model or not group.here:
         return None
     build = schema.load_target(config.model.target, "reward.model._target_")
     made: RewardModel = build(**schema.target_kwargs(config.model, "reward.model"))

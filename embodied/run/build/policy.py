@@ -17,6 +17,7 @@ from embodied.learn.origin import Origin, Simulator, seed_generators
 from embodied.learn.step.device import device_named
 from embodied.learn.step.freeze import freeze
 from embodied.observe.terminal.console import Console
+from embodied.parallel.acting_replica import make_acting_replica
 from embodied.parallel.group import Group
 from embodied.parallel.same_weights import check_same_weights
 from embodied.parallel.sharding import Parallel, make_parallel, plan_parallel
@@ -98,7 +99,8 @@ def open_model(
     with processes.connected(device.type == "cuda", *patience) if counted is None else nullcontext():
         if counted is None:
             check_same_weights(policy, processes)
-        sharding = share(policy, config.actor.fsdp_config, config.algorithm, processes.of("train"), on)
+        learners, of_policy = processes.of("train"), (policy, config.actor.fsdp_config, config.algorithm)
+        sharding = share(*of_policy, learners, on) if learners.here else make_acting_replica(*of_policy, learners)
         for line in (*schema.notes(config), *sharding.notes):
             console.say(line)
         yield Model(policy, device, sharding)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
 from embodied.instructions import FAILURES
@@ -11,10 +11,17 @@ from embodied.runtime.rollout.rollout import RolloutStats
 from embodied.types import Episode, EpisodeResult
 
 
-def in_order(plan: Sequence[Episode], shares: Sequence[Sequence[EpisodeResult]]) -> list[EpisodeResult]:
-    """Returns the results of all processes, given by rank, in the plan's order."""
+def in_order(
+    plan: Sequence[Episode], shares: Sequence[Sequence[EpisodeResult]], learners: Mapping[int, int] | None = None
+) -> list[EpisodeResult]:  # fmt: skip
+    """Returns the results of all processes, given by rank, in the plan's order.
+
+    Args:
+        learners: which process that trains gets each group; None = the one that has run it.
+    """
     found = {r.episode.episode_id: replace(r, rank=rank) for rank, share in enumerate(shares) for r in share}
-    return [found[episode.episode_id] for episode in plan]
+    results = [found[episode.episode_id] for episode in plan]
+    return results if learners is None else [replace(r, learner=learners[r.episode.group_id]) for r in results]
 
 
 def add_up(stats: Sequence[RolloutStats]) -> RolloutStats:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from embodied import schema
 from embodied.errors import ConfigError
-from embodied.parallel import teams
+from embodied.parallel import roles, teams
 from embodied.parallel.group import Group
 from embodied.parallel.launcher import NUMBER, start_command
 from embodied.protocols import Batched
@@ -36,7 +36,7 @@ def workers_of(side: ConfiguredEnv, config: schema.Config, slots: int, processes
     requested = requested_workers(config)
     if requested is None and isinstance(side.env, Batched):
         requested = max(1, len(render_gpus_of(config, processes)))
-    return num_workers(requested, slots, processes.local_size)
+    return num_workers(requested, slots, processes.of("rollout").local_size)
 
 
 def requested_workers(config: schema.Config) -> int | None:
@@ -111,11 +111,12 @@ def check(config: schema.Config, processes: Group) -> None:
         teams.check(schema.context_parallel_size(config), learners)
     if not isinstance(processes, table.Planned):
         _check_cluster(config.cluster, processes)
+        roles.check(config, processes)
     table.check(config, processes)
     for what, count in counts.items():
         if count % hosts.size:
             raise ConfigError(
-                f"{what} is {count}, and the {hosts.size} processes of the run cannot share it equally",
+                f"{what} is {count}, and the {hosts.size} processes {_which(processes)} cannot share it equally",
                 f"make it a multiple of {hosts.size}, or start another number of processes "
                 f"({NUMBER[processes.launcher]})",
             )
@@ -126,6 +127,10 @@ def check(config: schema.Config, processes: Group) -> None:
             "be idle",
             f"set env.num_workers to {slots} or less, or raise env.train.total_num_envs and env.eval.total_num_envs",
         )
+
+
+def _which(processes: Group) -> str:
+    return "that collect episodes" if processes.is_split else "of the run"
 
 
 def _check_cluster(cluster: schema.ClusterConfig, processes: Group) -> None:

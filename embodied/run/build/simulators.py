@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -102,7 +102,7 @@ class Simulators:
         is_run: False = the folder is that of no run, and gets no traces unless each rollout is to have one.
         learns: the policy of which ``model`` has a copy that acts; None = there is one policy.
         use: gives the policy the weights of a version; None = there is one version at a time.
-        processes: those of the rollout, as the thread that runs it speaks with them.
+        processes: those of the run, as the thread that runs rollouts speaks with them.
         hosts: have the workers; None = those that the configuration asks for, if it does.
     """
 
@@ -113,6 +113,7 @@ class Simulators:
     ) -> None:  # fmt: skip
         self._config, self.sides = config, sides
         self.processes, self.model, self.reporter, self.engine = processes, model, reporter, engine
+        self.hosts = processes.of("rollout")
         self._folder, self._server, self._is_run = folder, server, is_run
         self._hosts = hosts or hosts_of(config)
         self._said: set[str] = set()
@@ -134,7 +135,7 @@ class Simulators:
         logs = folder_of_rank(self._folder / "logs", processes)
         if not shared and side.name != "train":
             logs /= side.name
-        slots = slots_of(config, processes) if shared else processes.divide(side.config.total_num_envs)
+        slots = slots_of(config, processes) if shared else self.hosts.divide(side.config.total_num_envs)
         records = config.actor.channel
         slab = Slab.create(fields, rows, f"{records.name or config.env.channel.name}.{records.queue_name}")
         try:
@@ -172,7 +173,7 @@ class Simulators:
             gap = max_gap(config, model.policy)
             return EnginePort(self.engine, model.policy, slab, side.spec, model.device, gap, self._probe_once)
         own = config.algorithm.val_rollout_batch_size_per_gpu if side.name == "eval" else None
-        rows = own or rows_of_call(model.policy, config.rollout, slots)
+        rows = own or rows_of_call(model.policy, config.rollout, slots_of_call(slots, self.processes))
         eager = config.rollout.eager(rows)
         if isinstance(model.policy, Decodes):
             return Decoder(model.policy, slab, side.spec, model.device, rows, self._probe_once, eager)
@@ -193,8 +194,17 @@ class Simulators:
     def _release(self) -> None:
         """Lets the processes go on that wait for the first observations of this one. It may have had none: it was
         stopped, or had nothing left to run."""
-        if self.processes.is_main:
+        if _sees_first(self.processes):
             self.processes.post(FIRST_OBSERVATIONS, None)
+
+    def acting(self) -> AbstractContextManager[None]:
+        """Context in which the policy acts in each process that collects. All that train enter it."""
+        apart = {*self.hosts.members}.isdisjoint(self.processes.of("train").members)
+        return nullcontext() if apart else self.model.sharding.acting()
+
+    def probe_of_others(self) -> None:
+        """Shows the policy the first observations in a process that collects none."""
+        self._probe_once({})
 
     def _probe_once(self, obs: Mapping[str, torch.Tensor]) -> None:
         if not self._probed:
@@ -222,7 +232,8 @@ def open_fork_server(
         played: the envs of its workers, the one that begins first.
     """
     elsewhere = config.runner.dry_run or hosts_of(config) is not None  # hosts fork their workers themselves
-    if elsewhere or not forks(config.env, *(side.env for side in played)):
+    collects = processes.of("rollout").here
+    if elsewhere or not collects or not forks(config.env, *(side.env for side in played)):
         yield None
         return
     if config.runner.deterministic:
@@ -236,17 +247,22 @@ def open_fork_server(
         server.close()
 
 
+def _sees_first(processes: Group) -> bool:
+    """Returns whether this process is the first of those that collect."""
+    return processes.of("rollout").is_main
+
+
 def first_observations(
     obs: Mapping[str, torch.Tensor], device: torch.device, processes: Group
 ) -> Mapping[str, torch.Tensor] | None:
-    """Returns the first observations of rank 0, so that all processes conclude the same from them; None if rank 0
-    stopped before it had any.
+    """Returns the first observations of the first process that collects, so that all conclude the same from them; None
+    if it stopped before it had any.
 
     It is no collective: a process that a signal stops never comes here.
     """
     if processes.size == 1:
         return obs
-    if processes.is_main:
+    if _sees_first(processes):
         processes.post(FIRST_OBSERVATIONS, {name: tensor.cpu().numpy() for name, tensor in obs.items()})
         return obs
     seen = processes.read(FIRST_OBSERVATIONS)
@@ -268,6 +284,12 @@ def rows_of_call(policy: Policy, rollout: schema.RolloutConfig, slots: int) -> i
     if isinstance(policy, Decodes):
         return rollout.policy_batch or min(slots, MAX_LANES)
     return policy_batch(rollout, slots)
+
+
+def slots_of_call(slots: int, processes: Group) -> int:
+    """Returns for how many slots a policy call is sized, where a process has ``slots``: those that it would have if all
+    that train collected, so that bits depend on their number alone."""
+    return max(1, slots * processes.of("rollout").size // processes.of("train").size)
 
 
 def policy_batch(rollout: schema.RolloutConfig, slots: int) -> int:

@@ -39,7 +39,7 @@ from embodied.schema import Config, EnvEvalConfig
 from embodied.schema.compose.compose import Composed
 from embodied.types import Episode, EpisodeResult, WorkerFacts
 
-Share = tuple[list[EpisodeResult], RolloutStats, list[dict[str, Any]], list[WorkerFacts]]
+Share = tuple[list[EpisodeResult], RolloutStats, list[dict[str, Any]], Sequence[WorkerFacts]]
 """What a process has run: episodes, counts, answers that are kept for reading, what its env workers have found."""
 
 
@@ -95,7 +95,7 @@ class EvaluationRunner:
         found |= {"eval/worker_restarts": stats.worker_restarts, **problems}
         return {self._called(name): value for name, value in found.items()}
 
-    def results(self, stop: StopSignal) -> tuple[list[EpisodeResult], list[WorkerFacts]]:
+    def results(self, stop: StopSignal) -> tuple[list[EpisodeResult], Sequence[WorkerFacts]]:
         """Evaluates and reports nothing; returns the episodes of all processes, in the plan's order, and what the env
         workers have found."""
         results, _, _, facts = self._collect(0, 0, stop, None)
@@ -103,11 +103,14 @@ class EvaluationRunner:
 
     def _collect(self, iteration: int, weight_version: int, stop: StopSignal, workers: Workers | None) -> Share:
         """Runs the plan; returns what all processes have run."""
-        model, plan = self._simulators.model, self._plan(iteration)
-        share = self._simulators.processes.share(plan)
-        with ExitStack() as opened, self._explained(), model.sharding.acting():
+        plan = self._plan(iteration)
+        share = self._simulators.hosts.share(plan)
+        with ExitStack() as opened, self._explained(), self._simulators.acting():
 
             def own() -> Share:
+                if not self._simulators.hosts.here:
+                    self._simulators.probe_of_others()
+                    return [], RolloutStats(), [], []
                 fitting = self._fitting(workers, opened)
                 return self._run(fitting, share, self._job(weight_version), self._unfinished(iteration, plan, fitting))
 
@@ -178,7 +181,7 @@ class EvaluationRunner:
             return workers
         if self._workers is not None:
             return self._workers
-        started = self._simulators.open(side, 2 * self._simulators.processes.divide(side.config.total_num_envs))
+        started = self._simulators.open(side, 2 * self._simulators.hosts.divide(side.config.total_num_envs))
         if self._keep_workers:
             self._workers = self._kept.enter_context(closing(started))
         else:
@@ -192,7 +195,7 @@ class EvaluationRunner:
         return with_videos(plan, self._videos(iteration), video.max_videos) if video.records else plan
 
     def _job(self, weight_version: int) -> Job:
-        slots = self._simulators.processes.divide(self._side.config.total_num_envs)
+        slots = self._simulators.hosts.divide(self._side.config.total_num_envs)
         job = job_of(self._config, self._side, weight_version, slots)
         return replace(job, gives_up_after=None) if self._answers else job
 

@@ -71,6 +71,7 @@ class Reporter:
         self.sections = Sections(marks(runner.profiler, console.say))
         self._runner = runner
         self._trackers: Trackers | None = None
+        self._ids: dict[str, str] = {}
         self._reports, self._expected = reports or NoReports(), expected or Expected()
         self._reach, self._said = Reach(self._expected.max_steps), set[str]()
         self._pace = self._new_pace(0)
@@ -184,8 +185,12 @@ class Reporter:
 
     @property
     def run_ids(self) -> dict[str, str]:
-        """The ids under which the trackers know the run; rank 0 has them."""
-        return dict(self._trackers.run_ids) if self._trackers else {}
+        """The ids under which the trackers know the run; rank 0 has them, and others after :meth:`share_ids`."""
+        return dict(self._trackers.run_ids) if self._trackers else self._ids
+
+    def share_ids(self) -> None:
+        """Tells all processes the ids under which the trackers know the run. A collective."""
+        self._ids = self.processes.of_first(self.run_ids)
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Logs the metrics of an iteration to the trackers and the console, on rank 0."""

@@ -12,6 +12,7 @@ from embodied.learn.checkpoint.snapshot import PARTS
 from embodied.learn.checkpoint.state import Learner
 from embodied.learn.origin import Origin
 from embodied.parallel import collectives
+from embodied.parallel.group import Group
 from embodied.parallel.sharding import Parallel
 from embodied.run.folder.beside.exports import Exporter
 from embodied.run.folder.folder import RunFolder
@@ -21,22 +22,26 @@ from embodied.schema import Config, RunnerConfig
 
 
 class Saves:
-    """Saves and resumes a learner. All processes make the same calls.
+    """Saves and resumes a learner. All processes make the same calls; those that do not train save nothing.
 
     A place in a run is ``(iterations, optimizer steps of the next one)`` that are done.
     """
 
     def __init__(
         self, folder: RunFolder, config: Config, learner: Learner, sharding: Parallel, reporter: Reporter,
-        origin: Origin,
+        origin: Origin, processes: Group | None = None,
     ) -> None:  # fmt: skip
-        runner = config.runner
+        runner, self._among = config.runner, None
+        if processes is not None and processes.is_split:
+            self._among = processes.of("train")
+        self._elsewhere = self._among is not None and not self._among.here
         kept, self._config, self._earlier = runner.checkpoint, config, folder.earlier
         path = folder.path / "checkpoints"
         self.exporter = Exporter(folder.path, kept, learner.policy, reporter.console)
         self.checkpoints = Checkpoints(
-            path, kept.max_keep, kept.async_save, origin.as_json(), kept.save_contents, self.exporter.completed
-        )
+            path, kept.max_keep, kept.async_save, origin.as_json(), kept.save_contents, self.exporter.completed,
+            self._among,
+        )  # fmt: skip
         self._folder, self._runner, self._learner, self._sharding = folder.path, runner, learner, sharding
         self._reporter = reporter
         self._saved: tuple[int, int] | None = (0, 0)
@@ -48,12 +53,14 @@ class Saves:
         Returns:
             iterations that are done, and the ids under which the trackers know the run.
         """
-        iteration, ids = 0, {}
+        iteration, ids = 0, dict[str, str]()
+        if self._elsewhere:
+            return iteration, ids
         self.checkpoints.clean()
-        found = collectives.of_first(self._to_resume)
+        found = collectives.of_first(self._to_resume, among=self._among)
         if found is not None:
             with self._reporter.console.progress(f"loading {found}", brief=True):
-                meta = loading.resume(found, self._learner, self._runner.checkpoint.load_contents)
+                meta = loading.resume(found, self._learner, self._runner.checkpoint.load_contents, self._among)
             iteration, ids = meta.iteration, meta.trackers
             self._sharding.check()
             self._reporter.console.say(f"going on after iteration {iteration}, from {found}")
@@ -62,7 +69,7 @@ class Saves:
             if text := rescheduled(self._earlier, self._config, iteration):
                 self._reporter.console.say(text)
             self._saved = (iteration, meta.steps)
-            if collectives.here() == 0:
+            if collectives.here(self._among) == 0:
                 self.exporter.missing(found)
         self._saved_at = monotonic()
         return iteration, ids
@@ -87,14 +94,14 @@ class Saves:
 
     def keep(self, iteration: int) -> None:
         """Copies the learner after ``iteration`` iterations, for :meth:`finish`, unless a checkpoint has it."""
-        if self._saved != (iteration, 0):
+        if self._saved != (iteration, 0) and not self._elsewhere:
             with self._reporter.console.progress("copying what a stop would save", brief=True):
                 self.checkpoints.keep(self._learner, iteration, self._reporter.run_ids)
 
     def save_if_due(self, iteration: int, steps: int = 0) -> None:
         """Saves after ``iteration`` iterations if ``runner.save_interval`` or the clock says so; after ``steps``
         optimizer steps of the next one only if the clock does."""
-        if save_due(self._runner, iteration, self._saved_at, steps):
+        if not self._elsewhere and save_due(self._runner, iteration, self._saved_at, steps, self._among):
             with self._reporter.sections("time/save"):
                 self.save(iteration, steps)
             self._saved_at = monotonic()
@@ -114,6 +121,8 @@ class Saves:
         Args:
             whole: whether the learner is at a place. If it is amid an update, what :meth:`keep` copied is written.
         """
+        if self._elsewhere:
+            return iteration
         there = self._saved == (iteration, steps)
         if whole and not there:
             self.save(iteration, steps)
@@ -137,12 +146,14 @@ class Saves:
         self.checkpoints.close(self._reporter.console.say)
 
 
-def save_due(runner: RunnerConfig, iteration: int, saved_at: float, steps: int = 0) -> bool:
+def save_due(
+    runner: RunnerConfig, iteration: int, saved_at: float, steps: int = 0, among: Group | None = None
+) -> bool:  # fmt: skip
     """Returns whether to save now: by iterations, or by the clock of rank 0, because the processes' clocks differ."""
     if not steps and due(iteration, runner.save_interval, runner.max_epochs, always_last=True):
         return True
     interval = runner.save_interval_s
-    return interval is not None and collectives.of_first(lambda: monotonic() - saved_at >= interval)
+    return interval is not None and collectives.of_first(lambda: monotonic() - saved_at >= interval, among=among)
 
 
 def due(iteration: int, interval: int, last: int, always_last: bool = False) -> bool:

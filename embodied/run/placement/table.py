@@ -71,7 +71,7 @@ def table_of(config: schema.Config, processes: Group) -> PlacementTable:
 def refuse_unbuilt(config: schema.Config, table: PlacementTable) -> None:
     """Refuses placements that are planned and cannot be run yet: other roles than all on each rank, other devices for
     simulators, simulator hosts. Raises :class:`ConfigError`."""
-    if table.collocated or config.runner.dry_run:
+    if config.runner.dry_run or not (table.hosts or any(rank.renders_elsewhere for rank in table.ranks)):
         return
     places = placed(config.cluster)[1].values()
     everything = (None, tuple(range(len(table.ranks))))

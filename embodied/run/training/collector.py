@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from embodied.learn.score.reward_penalties import longest
 from embodied.parallel.barrier import Interruptible
@@ -45,7 +47,7 @@ class Collector:
         printed = config.rollout.print_outputs
         self._details = Details.of(config, simulators.model.policy) if printed else Details()
 
-    def open(self, stop: Interruptible) -> Workers:
+    def open(self, stop: Interruptible) -> None:
         """Starts the env workers of the training.
 
         Raises:
@@ -53,16 +55,34 @@ class Collector:
         """
 
         def start() -> None:
-            self._workers = self._simulators.open(self._side, self._sizes.rows)
+            if self._simulators.hosts.here:
+                self._workers = self._simulators.open(self._side, self._sizes.rows)
 
         self._simulators.gather(stop, start)
-        return self.workers
 
     @property
-    def workers(self) -> Workers:
-        """Env workers of the training, which :meth:`open` has started."""
-        assert self._workers is not None
+    def workers(self) -> Workers | None:
+        """Env workers of the training, which :meth:`open` has started; None in a process that only trains."""
         return self._workers
+
+    def records(self, results: Sequence[EpisodeResult]) -> Mapping[str, np.ndarray]:
+        """Returns the fields of this process's records, in which those of ``results`` stand; none if it only trains."""
+        if self._workers is None:
+            return {}
+        records, own = self._workers.rollout.records, self._simulators.processes.rank
+        records.check(lease for result in results if result.rank == own for lease in result.leases)
+        return records.arrays
+
+    def keep(self, results: Iterable[EpisodeResult]) -> None:
+        """Gives back the rows of all episodes of this process but those of ``results``."""
+        if self._workers is not None:
+            own = self._simulators.processes.rank
+            self._workers.rollout.keep(result for result in results if result.rank == own)
+
+    def rest(self) -> None:
+        """Ends the env workers until the next rollout."""
+        if self._workers is not None:
+            self._workers.rest()
 
     def collect(
         self, iteration: int, weight_version: int, stop: Interruptible, also_held: Sequence[EpisodeResult] = (),
@@ -80,34 +100,39 @@ class Collector:
         """
         model, processes = self._simulators.model, self._simulators.processes
         explains = explained(model.device, self._config, processes, "rollout")
-        with self._reporter.sections("time/rollout"), explains, model.sharding.acting():
+        with self._reporter.sections("time/rollout"), explains, self._simulators.acting():
             return self._collect(iteration, self._job(iteration, weight_version), stop, also_held, ended)
 
     def ahead(self, iteration: int, weight_version: int) -> None:
         """Plans the episodes of an iteration for slots that find none left in those before."""
-        rollout = self.workers.rollout
+        assert self._workers is not None
+        rollout = self._workers.rollout
         assert isinstance(rollout, Flowing)
         rollout.plan_ahead(self._share(self.plan(iteration)), self._job(iteration, weight_version))
 
     def _share(self, plan: Sequence[Episode], kept: Sequence[EpisodeResult] = ()) -> list[Episode]:
         """Returns this process's part of a plan, in the rows that ``kept`` leaves to each process."""
-        processes = self._simulators.processes
-        each = processes.divide(self._sizes.groups)
-        room = [each - dynamic_sampling.num_groups(kept, rank) for rank in range(processes.size)]
-        return processes.share(plan, lambda episode: episode.group_id, room)
+        hosts = self._simulators.hosts
+        each = hosts.divide(self._sizes.groups)
+        room = [each - dynamic_sampling.num_groups(kept, rank) for rank in hosts.members]
+        return hosts.share(plan, lambda episode: episode.group_id, room)
 
     def _collect(
         self, iteration: int, job: Job, stop: Interruptible, held: Sequence[EpisodeResult], ended: Callable[[], None]
     ) -> Collected:  # fmt: skip
         algorithm, side = self._config.algorithm, self._side
-        processes, penalty = self._simulators.processes, self._config.reward.overlong_penalty
+        processes, hosts = self._simulators.processes, self._simulators.hosts
+        penalty = self._config.reward.overlong_penalty
         most = algorithm.sampling_params.max_new_tokens
         limit = longest(self._simulators.model.policy.spec, side.max_steps, most)
         title, found = f"{self._reporter.title(iteration)} rollout", list[RolloutStats]()
         # Where processes score together, a signal may end the rollout of one, and no pass of all.
         apart = self._model_reward is not None and self._model_reward.together
 
-        def run(plan: Sequence[Episode], share: Sequence[Episode], job: Job, title: str) -> list[EpisodeResult]:
+        def run(
+            plan: Sequence[Episode], share: Sequence[Episode], job: Job, title: str,
+            learners: Mapping[int, int] | None = None,
+        ) -> list[EpisodeResult]:  # fmt: skip
             answers = self._answers()
 
             def own() -> list[EpisodeResult]:
@@ -120,18 +145,19 @@ class Collector:
                 results = self._judged(shares[processes.rank], answers, title, stop)
                 with self._reporter.waiting():
                     shares = processes.gather(results)
-            return in_order(plan, shares)
+            return in_order(plan, shares, learners)
 
         def sample(number: int, groups: int, kept: Sequence[EpisodeResult]) -> list[EpisodeResult]:
             plan = self.plan(iteration, number)[: groups * algorithm.group_size]
             share = self._share(plan, kept)
-            self.workers.rollout.keep(one for one in (*held, *kept) if one.rank == processes.rank)
-            return run(plan, share, job, f"{title}{_nth(number)}")
+            self.keep((*held, *kept))
+            learners = dynamic_sampling.learners(plan, kept, processes, self._sizes.groups)
+            return run(plan, share, job, f"{title}{_nth(number)}", learners)
 
         greedy, returned = list[EpisodeResult](), None
         if algorithm.adv_type == "remax":  # first, because rows of its records need not stay
             plan = dynamic_sampling.greedy_plan(self.plan(iteration))
-            greedy = run(plan, processes.share(plan), _greedy(job), f"{title}, greedy")
+            greedy = run(plan, hosts.share(plan), _greedy(job), f"{title}, greedy")
             returned = dynamic_sampling.baselines(greedy, penalty, limit)
         most = algorithm.max_sampling_rounds if algorithm.dynamic_sampling else 1
         judge = dynamic_sampling.make_judge(algorithm, penalty, limit)
@@ -142,19 +168,24 @@ class Collector:
         """Makes what keeps the answers of a rollout, if they are scored or printed."""
         if self._model_reward is None and not self._config.rollout.print_outputs:
             return None
-        return Answers(self._side.spec, self.workers.slab.arrays, self._details)
+        if self._workers is None:
+            return None
+        return Answers(self._side.spec, self._workers.slab.arrays, self._details)
 
     def _run(
         self, plan: Sequence[Episode], job: Job, title: str, ended: Callable[[], None], answers: Answers | None
     ) -> tuple[list[EpisodeResult], RolloutStats]:  # fmt: skip
-        """Runs episodes in this process."""
+        """Runs episodes in this process, if it collects."""
+        if self._workers is None:
+            self._simulators.probe_of_others()
+            return [], RolloutStats()
 
         def keep(result: EpisodeResult) -> None:
             if answers is not None:
                 answers(result)
             ended()
 
-        return self.workers.run(plan, job, title, self._reporter, keep)
+        return self._workers.run(plan, job, title, self._reporter, keep)
 
     def _judged(
         self, results: list[EpisodeResult], answers: Answers | None, title: str, stop: Interruptible
@@ -194,7 +225,7 @@ class Collector:
         return Job(
             sampling(config.algorithm.sampling_params, config.algorithm.logprob_dtype), config.runner.seed,
             Stream.TRAIN_NOISE, weight_version, side.max_steps, keep_records=True,
-            num_slots=self._simulators.processes.divide(side.config.total_num_envs),
+            num_slots=self._simulators.hosts.divide(side.config.total_num_envs),
             ignore_terminations=side.config.ignore_terminations, auto_reset=side.config.auto_reset,
             value_truncated=bootstraps, value_terminated=bootstraps and always, retry_safe=side.spec.retry_safe,
             info_on_video=side.config.video_cfg.info_on_video, frame_interval=side.config.video_cfg.interval,

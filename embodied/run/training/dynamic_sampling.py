@@ -15,6 +15,7 @@ import torch
 
 from embodied.algorithms.advantages import filters
 from embodied.learn.score.reward_penalties import episode_penalties
+from embodied.parallel.group import Group
 from embodied.runtime.rollout.rollout import RolloutStats
 from embodied.schema import AlgorithmConfig, OverlongPenaltyConfig
 from embodied.types import Episode, EpisodeResult, Start
@@ -97,6 +98,23 @@ def baselines(greedy: Sequence[EpisodeResult], penalty: OverlongPenaltyConfig, l
 def num_groups(results: Sequence[EpisodeResult], rank: int) -> int:
     """Counts the groups of ``results`` that ``rank`` has run."""
     return len(_groups([result for result in results if result.rank == rank]))
+
+
+def learners(
+    plan: Sequence[Episode], kept: Sequence[EpisodeResult], processes: Group, groups: int
+) -> dict[int, int] | None:
+    """Deals the groups of a plan to the processes that train: to each that which it would have run if all processes
+    collected. None if all do.
+
+    Args:
+        kept: episodes of before, whose groups are dealt.
+        groups: of an iteration.
+    """
+    if not processes.is_split:
+        return None
+    train = processes.of("train")
+    dealt = [len(_groups([one for one in kept if one.learner == rank])) for rank in range(train.size)]
+    return train.owners((e.group_id for e in plan), [train.divide(groups) - number for number in dealt])
 
 
 def _groups(results: Sequence[EpisodeResult]) -> set[int]:

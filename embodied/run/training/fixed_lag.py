@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future, wait
 
 from embodied.learn.lagged import Lagged
-from embodied.learn.trainer import Trainer
+from embodied.learn.ranks.sides import Learner
 from embodied.parallel.group import Group
 from embodied.protocols import Env
 from embodied.run.folder.reporter import Reporter
@@ -34,7 +34,7 @@ class FixedLag(OneStepOff):
     it those rollouts whose weights are there."""
 
     def __init__(
-        self, config: Config, env: Env, processes: Group, collector: Collector, trainer: Trainer, reporter: Reporter
+        self, config: Config, env: Env, processes: Group, collector: Collector, trainer: Learner, reporter: Reporter
     ) -> None:  # fmt: skip
         super().__init__(config, env, processes, collector, trainer, reporter)
         assert isinstance(trainer.acting, Lagged)
@@ -44,9 +44,10 @@ class FixedLag(OneStepOff):
 
     @property
     def _rollout(self) -> Flowing:
-        rollout = self._collector.workers.rollout
-        assert isinstance(rollout, Flowing)
-        return rollout
+        workers = self._collector.workers
+        assert workers is not None
+        assert isinstance(workers.rollout, Flowing)
+        return workers.rollout
 
     def _prepare(self, iteration: int) -> None:
         self._plan(iteration)
@@ -97,7 +98,7 @@ class FixedLag(OneStepOff):
 
 
 def make_turns(
-    config: Config, env: Env, processes: Group, collector: Collector, trainer: Trainer, reporter: Reporter
+    config: Config, env: Env, processes: Group, collector: Collector, trainer: Learner, reporter: Reporter
 ) -> Synchronous:  # fmt: skip
     """Makes the schedule of rollouts and updates that ``algorithm.max_staleness`` asks for."""
     kinds = Synchronous, OneStepOff, FixedLag

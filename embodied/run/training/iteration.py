@@ -27,7 +27,7 @@ import torch
 
 from embodied.errors import Stopped
 from embodied.learn.batch import Batch
-from embodied.learn.trainer import Trainer
+from embodied.learn.ranks.sides import Learner
 from embodied.parallel.group import Group
 from embodied.protocols import Env
 from embodied.run.folder.reporter import Reporter
@@ -60,7 +60,7 @@ class Synchronous:
     """
 
     def __init__(
-        self, config: Config, env: Env, processes: Group, collector: Collector, trainer: Trainer, reporter: Reporter
+        self, config: Config, env: Env, processes: Group, collector: Collector, trainer: Learner, reporter: Reporter
     ) -> None:  # fmt: skip
         self._config, self._env, self._processes = config, env, processes
         self._collector, self._trainer, self._reporter = collector, trainer, reporter
@@ -100,7 +100,7 @@ class Synchronous:
             collected = self._collector.collect(iteration, self._version(iteration), stop, held, ended)
         if self._config.env.enable_offload:
             with sections("time/rollout"):
-                self._collector.workers.rest()
+                self._collector.rest()
         found = {name: sections.seconds(name) - began[name] for name in began}
         return TimedRollout(collected, self._seconds(iteration, found))
 
@@ -114,13 +114,12 @@ class Synchronous:
 
     def _update(self, ran: TimedRollout, iteration: int, go_on: GoOn, num_threads: int | None) -> Updated:
         """Trains on a rollout, whose records stand in the slab."""
-        device, own, collected = self._trainer.device, self._processes.rank, ran.collected
+        device, collected = self._trainer.device, ran.collected
         with self._reporter.updating(device, num_threads), explained(device, self._config, self._processes, "update"):
             watch = self._reporter.watch(self._reporter.title(iteration), go_on)
-            records, baselines = self._collector.workers.rollout.records, collected.baselines
-            records.check(lease for result in collected.results if result.rank == own for lease in result.leases)
-            found, batch = self._trainer.update(records.arrays, collected.results, iteration, baselines, watch)
-            return found, batch, metrics.used_values(self._trainer.policy.spec, own, records.arrays, batch)
+            records = self._collector.records(collected.results)
+            found, batch = self._trainer.update(records, collected.results, iteration, collected.baselines, watch)
+            return found, batch, metrics.used_values(self._trainer.policy.spec, self._processes.rank, records, batch)
 
     def _metrics(self, ran: TimedRollout, updated: Updated, ahead: TimedRollout | None = None) -> dict[str, float]:
         """Returns the metrics of rollout and update, and gives back the rows of all but ``ahead``."""
@@ -130,8 +129,7 @@ class Synchronous:
             processes, trainer.policy.spec, workers, ran.collected, batch, used, ran.seconds, self._env,
             self._config.algorithm.sampling_params.max_new_tokens,
         )  # fmt: skip
-        kept = ahead.collected.results if ahead else []
-        workers.rollout.keep(result for result in kept if result.rank == processes.rank)
+        self._collector.keep(ahead.collected.results if ahead else [])
         found |= metrics.of_update(processes, trainer, trainer.device, train_s)
         return found | {"time/rollout_s": ran.seconds["time/rollout"], "time/train_s": train_s}
 
@@ -141,7 +139,7 @@ class OneStepOff(Synchronous):
     learns from."""
 
     def __init__(
-        self, config: Config, env: Env, processes: Group, collector: Collector, trainer: Trainer, reporter: Reporter
+        self, config: Config, env: Env, processes: Group, collector: Collector, trainer: Learner, reporter: Reporter
     ) -> None:  # fmt: skip
         super().__init__(config, env, processes, collector, trainer, reporter)
         self._thread = ThreadPoolExecutor(1, "update")
@@ -199,10 +197,9 @@ class OneStepOff(Synchronous):
 
 
 def processes_of(algorithm: AlgorithmConfig, processes: Group) -> Group:
-    """Returns the group in which the rollout's processes exchange results while an update exchanges gradients. A
+    """Returns the group in which the processes exchange results of a rollout while an update exchanges gradients. A
     collective of the processes that are connected."""
-    hosts = processes.of("rollout")
-    return hosts.beside() if algorithm.max_staleness else hosts
+    return processes.beside() if algorithm.max_staleness else processes
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from embodied.learn.batch import Batch
-from embodied.learn.trainer import Trainer
+from embodied.learn.ranks.sides import Learner
 from embodied.observe.statistics import wilson
 from embodied.observe.timing import Sections
 from embodied.parallel.group import Group
@@ -36,7 +36,7 @@ Used = Mapping[str, np.ndarray]
 def used_values(policy: PolicySpec, rank: int, arrays: Mapping[str, np.ndarray], batch: Batch) -> Used:
     """Finds the values of discrete fields in the records of a process, whose rows still stand in the slab."""
     rows = batch.rows[(batch.ranks == rank).numpy()]
-    return {name: np.unique(arrays[name][rows]) for name in policy.categories}
+    return {name: np.unique(arrays[name][rows]) for name in policy.categories if name in arrays}
 
 
 @dataclass(frozen=True)
@@ -53,21 +53,23 @@ class RolloutShare:
 
 
 def of_rollout(
-    processes: Group, policy: PolicySpec, workers: Workers, collected: Collected, batch: Batch, used: Used,
+    processes: Group, policy: PolicySpec, workers: Workers | None, collected: Collected, batch: Batch, used: Used,
     times: Mapping[str, float], env: Env, most: int | None = None,
 ) -> dict[str, float]:  # fmt: skip
     """Computes the ``rollout/`` metrics of an iteration, over all its episodes, and who waited for whom in it. A
     collective.
 
     Args:
+        workers: of this process; None = it only trains.
         used: by this process (:func:`used_values`).
         times: seconds of :data:`ROLLOUT_TIMES` in this rollout.
         most: tokens of an answer that sampling allows; None = as many as a record holds.
     """
     memory = _memory(workers)
     seconds, policy_s, wait_s, ranks_s = (times[name] for name in ROLLOUT_TIMES)
-    engine = {} if workers.engine is None else workers.engine.take_metrics()
-    shares = processes.gather(RolloutShare(collected.stats, used, policy_s, wait_s, ranks_s, memory, engine))
+    engine = {} if workers is None or workers.engine is None else workers.engine.take_metrics()
+    everyone = processes.gather(RolloutShare(collected.stats, used, policy_s, wait_s, ranks_s, memory, engine))
+    shares = [everyone[rank] for rank in processes.of("rollout").members]
     results, stats = collected.episodes, add_up([share.stats for share in shares])
     returns = np.array([result.episode_return for result in results])
     successes = sum(result.success for result in results)
@@ -102,19 +104,21 @@ def of_rollout(
         "time/worker_step_s": stats.step_s,
         "time/worker_render_s": stats.render_s,
         "time/worker_video_s": stats.video_s,
-        **_of_memory([share.memory for share in shares]),
+        **_of_memory([share.memory for share in everyone]),
     }
 
 
-def _memory(workers: Workers) -> dict[str, int]:
+def _memory(workers: Workers | None) -> dict[str, int]:
     """Bytes of this process, of its env workers, and of the server that forks them if there is one."""
-    server = {} if workers.server is None else {"template": proportional_memory(workers.server.pid)}
-    return {"policy": proportional_memory(os.getpid()), **server, "slots": workers.pool.memory}
+    server = {} if workers is None or workers.server is None else {"template": proportional_memory(workers.server.pid)}
+    slots = workers.pool.memory if workers else 0
+    return {"policy": proportional_memory(os.getpid()), **server, "slots": slots}
 
 
 def _of_memory(shares: Sequence[Mapping[str, int]]) -> dict[str, float]:
     """Returns the memory of all processes, and its parts, of which it is the sum."""
-    parts = {name: sum(share[name] for share in shares) / 1e9 for name in shares[0]}
+    names = max(shares, key=len)  # of a process that collects
+    parts = {name: sum(share.get(name, 0) for share in shares) / 1e9 for name in names}
     return {"memory/pss_gb": sum(parts.values()), **{f"memory/pss_{name}_gb": size for name, size in parts.items()}}
 
 
@@ -169,7 +173,7 @@ def _beside_the_plan(collected: Collected) -> dict[str, float]:
     return found
 
 
-def of_update(processes: Group, trainer: Trainer, device: torch.device, seconds: float) -> dict[str, float]:
+def of_update(processes: Group, trainer: Learner, device: torch.device, seconds: float) -> dict[str, float]:
     """Computes the rates of an iteration's update over all processes, and its peak of device memory. A collective.
 
     Args:
@@ -182,7 +186,7 @@ def of_update(processes: Group, trainer: Trainer, device: torch.device, seconds:
     if trainer.flops:
         found["train/tflops_per_s"] = trainer.flops / seconds / 1e12
         if trainer.peak_flops is not None:
-            found["time/train_mfu"] = trainer.flops / seconds / (trainer.peak_flops * processes.size)
+            found["time/train_mfu"] = trainer.flops / seconds / (trainer.peak_flops * processes.of("train").size)
     return found | {name: max(processes.gather(value)) for name, value in device_memory(device).items()}
 
 

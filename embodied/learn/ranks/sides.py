@@ -1,0 +1,203 @@
+"""Both halves of an iteration of reinforcement learning where some processes only collect and others train.
+
+| | trains (:class:`TrainSide`) | only collects (:class:`RolloutSide`) |
+|---|---|---|
+| holds | the learner; weights that act, if they are older | the policy that acts: no optimizer, no gradients |
+| before a rollout or an evaluation | sends weights that are not there yet | receives them |
+| update | gets its records, trains, says what came of it | gives its records, waits for that |
+
+All processes make the same calls in the same order, so that each call may be a collective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from embodied.errors import Stopped
+from embodied.learn.acting import Acting, make_acting
+from embodied.learn.batch import Batch
+from embodied.learn.ranks.deal import Dealer
+from embodied.learn.ranks.weights import Received, Receiver, Sender, Sent
+from embodied.learn.score.score import places_of
+from embodied.learn.trainer import Trainer
+from embodied.learn.watch import Watch, unwatched
+from embodied.observe.metrics import Metric
+from embodied.parallel.group import Group
+from embodied.protocols import HasExtraState, Policy
+from embodied.types import EpisodeResult, Start
+
+
+@dataclass(frozen=True)
+class Links:
+    """How the processes that train and those that only collect reach each other.
+
+    Args:
+        weights, news: the first process that trains, and those that only collect; for weights, and for what came of an
+            update, which another thread may exchange.
+        dtypes: of the trained tensors where they act, by name.
+        checks: weights are compared before they act (``rollout.validate_weight``).
+    """
+
+    dealer: Dealer
+    weights: Group
+    news: Group
+    dtypes: Mapping[str, torch.dtype]
+    checks: bool
+
+    @property
+    def world(self) -> Group:
+        """All processes of the run."""
+        return self.dealer.world
+
+    @property
+    def first(self) -> int:
+        """Rank in the run of the first process that trains."""
+        return self.world.of("train").members[0]
+
+
+def followers(world: Group) -> Group:
+    """Makes a group of the first process that trains and those that only collect. A collective of all processes."""
+    train = world.of("train").members
+    return world.part([[train[0], *sorted({*world.of("rollout").members} - {*train})]])
+
+
+@dataclass(frozen=True)
+class News:
+    """What an update has come to, for processes that only collect."""
+
+    metrics: dict[str, float]
+    batch: Batch
+    state: dict[str, Any]  # of the learner: counts of its last update, weight version
+
+
+@dataclass
+class TrainSide(Trainer):
+    """A trainer whose records other processes have collected, and whose weights act there."""
+
+    links: Links = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        links, average = self.links, self.actor.optim.ema_decay is not None
+        acts = links.world.of("rollout").here
+        self._sender = Sender(links.weights, links.dtypes, links.checks)
+        self.make_acting = lambda policy, staleness, interval: Sent(
+            make_acting(policy, staleness, interval, acts), self._sender, acts, average
+        )
+        super().__post_init__()
+
+    @contextmanager
+    def evaluated(self) -> Iterator[None]:
+        assert isinstance(self.acting, Sent)
+        with self.engine.evaluated(), self.acting.evaluates(self.policy, self.weight_version):
+            yield
+
+    def update(
+        self, arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult], iteration: int,
+        baselines: Mapping[Start, float] | None = None, watch: Watch = unwatched,
+    ) -> tuple[dict[str, float], Batch]:  # fmt: skip
+        """As :meth:`Trainer.update`; ``arrays`` is empty where no episodes are collected."""
+        news, (arrived, moved) = self.links.news, self.links.dealer.deal(arrays, results)
+        try:
+            found, batch = super().update(arrived, moved, iteration, baselines, watch)
+        except Stopped:
+            if news.here:
+                news.of_first(None)
+            raise
+        found |= self._sender.take_metrics()
+        ranks, rows = places_of(results)
+        batch = replace(batch, ranks=ranks, rows=rows)
+        if news.here:
+            news.of_first(News(found, batch, {"samples": self.samples, "flops": self.flops,
+                                              "weight_version": self.weight_version}))  # fmt: skip
+        return found, batch
+
+    def shared(self) -> dict[str, Any]:
+        """Returns what a process that only collects must know of a learner that was resumed."""
+        extra = self.policy.extra_state() if isinstance(self.policy, HasExtraState) else None
+        return {"unlogged": self.unlogged, "weight_version": self.weight_version, "rows": self.rows,
+                "peak_flops": self.peak_flops, "extra": extra}  # fmt: skip
+
+
+@dataclass
+class RolloutSide:
+    """Stands for the learner in a process that only collects."""
+
+    policy: Policy
+    device: torch.device
+    links: Links
+    weight_version: int = 0
+    samples: int = 0
+    flops: float = 0.0
+    peak_flops: float | None = None
+    rows: Sequence[Metric] = ()
+    cut_short: bool = False
+    unlogged: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        links = self.links
+        self.acting: Acting = Received(self.policy, Receiver(links.weights, self.policy, links.checks).receive)
+
+    def begin_rollout(self, iteration: int) -> None:
+        """Does nothing: which weights act is chosen where they are learnt."""
+
+    def evaluated(self) -> AbstractContextManager[None]:
+        """Context in which the policy has the evaluated weights (:meth:`Trainer.evaluated`)."""
+        return self.acting.evaluated()
+
+    def update(
+        self, arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult], iteration: int,
+        baselines: Mapping[Start, float] | None = None, watch: Watch = unwatched,
+    ) -> tuple[dict[str, float], Batch]:  # fmt: skip
+        """Gives the records of ``results`` to those that train on them; returns what :meth:`Trainer.update` does there.
+
+        Raises:
+            Stopped: the update was ended.
+        """
+        self.cut_short = True
+        self.links.dealer.deal(arrays, results)
+        self.links.dealer.serve(arrays)
+        news: News | None = self.links.news.of_first(None)
+        if news is None:
+            raise Stopped
+        self._take(news.state)
+        self.cut_short = False
+        return news.metrics, news.batch
+
+    def resumed(self, shared: dict[str, Any]) -> None:
+        """Takes what :meth:`TrainSide.shared` returned."""
+        extra = shared.pop("extra")
+        if extra and isinstance(self.policy, HasExtraState):
+            self.policy.load_extra_state(extra)
+        self._take(shared)
+
+    def _take(self, state: Mapping[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
+Learner = Trainer | RolloutSide
+"""What a process has of reinforcement learning: the learner, or what stands for it."""
+
+
+def resumed(learner: Learner, iteration: int, ids: dict[str, str]) -> tuple[int, dict[str, str]]:
+    """Tells processes that only collect where the run goes on; returns iterations and ids of trackers as given where
+    the process trains. A collective of all processes."""
+    if not isinstance(learner, TrainSide | RolloutSide):
+        return iteration, ids
+    world, first = learner.links.world, learner.links.first
+    own = (iteration, ids, learner.shared()) if isinstance(learner, TrainSide) else None
+    iteration, ids, shared = world.of_rank(own, first)
+    if isinstance(learner, RolloutSide):
+        learner.resumed(shared)
+    return iteration, ids
+
+
+def links(dealer: Dealer, dtypes: Mapping[str, torch.dtype], checks: bool) -> Links:
+    """Connects the processes. A collective of all of them."""
+    return Links(dealer, followers(dealer.world), followers(dealer.world), dtypes, checks)

@@ -1,0 +1,54 @@
+"""Makes what a process has of reinforcement learning: the learner, or what stands for it where others train."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from embodied.learn.ranks.deal import Dealer
+from embodied.learn.ranks.sides import Learner, Links, RolloutSide, TrainSide, links
+from embodied.learn.step.meters.mfu import peak_flops
+from embodied.learn.trainer import Trainer
+from embodied.parallel.acting_replica import acting_dtypes
+from embodied.parallel.group import Group
+from embodied.run.build.given import ConfiguredEnv, Sides
+from embodied.run.build.policy import Model, record_fields, sampling
+from embodied.schema import Config
+
+
+def make_learner(config: Config, sides: Sides, model: Model, processes: Group) -> Learner:
+    """Makes the learner of a training, or what stands for it in a process that only collects. A collective where
+    processes have different roles."""
+    if not processes.is_split:
+        return make_trainer(config, sides.train, model)
+    connected = _links(config, sides, model, processes)
+    if processes.of("train").here:
+        return make_trainer(config, sides.train, model, links=connected)
+    return RolloutSide(model.policy, model.device, connected)
+
+
+def _links(config: Config, sides: Sides, model: Model, processes: Group) -> Links:
+    spec, texts = model.policy.spec, config.algorithm.min_filter_prefix_tokens is not None
+    dealer = Dealer(processes, sides.train.spec, spec, record_fields(sides, spec), texts)
+    dtypes = acting_dtypes(model.policy, config.actor.fsdp_config, model.sharding.collective_passes)
+    checks = config.rollout.validate_weight is not False
+    return links(dealer, dtypes, checks)
+
+
+def make_trainer(config: Config, side: ConfiguredEnv, model: Model, **more: Any) -> Trainer:
+    """Makes the learner of a training in the env of ``side``.
+
+    Args:
+        more: what else a :class:`TrainSide` needs.
+    """
+    kind = partial(TrainSide, **more) if more else Trainer
+    return kind(
+        policy=model.policy, env=side.spec, actor=config.actor, algorithm=config.algorithm,
+        sampling=sampling(config.algorithm.sampling_params, config.algorithm.logprob_dtype), device=model.device,
+        seed=config.runner.seed,
+        max_steps=side.max_steps, max_bad_updates=config.runner.max_bad_updates, parallel=model.sharding,
+        reward=config.reward, iterations=config.runner.max_epochs,
+        max_tokens=config.runner.max_tokens_per_mbs if config.runner.enable_dynamic_batch_size else None,
+        recompute_logprobs=config.rollout.recompute_logprobs, weight_sync_interval=config.runner.weight_sync_interval,
+        peak_flops=peak_flops(config.runner.peak_tflops, model.policy, model.device),
+    )  # fmt: skip
