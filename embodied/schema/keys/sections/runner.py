@@ -303,6 +303,12 @@ class ClusterConfig(Section):
         "env_configs: [{node_ranks: 1, python_interpreter_path: /opt/py/bin/python, env_vars: [{NAME: value}]}]}]; "
         "null = none.",
     )
+    network_gbps: float | None = Field(
+        None,
+        gt=0,
+        description="dry_run: speed of each node's network in each direction, 10⁹ bits a second. A dry run then says how "
+        "many seconds of an iteration each link takes at least; null = the bytes alone.",
+    )
 
 
 def check_name(runner: RunnerConfig) -> None:
