@@ -306,8 +306,8 @@ class ClusterConfig(Section):
     network_gbps: float | None = Field(
         None,
         gt=0,
-        description="dry_run: speed of each node's network in each direction, 10⁹ bits a second. A dry run then says how "
-        "many seconds of an iteration each link takes at least; null = the bytes alone.",
+        description="dry_run: speed of each node's network in each direction, 10⁹ bits a second. A dry run then says "
+        "how many seconds of an iteration each link takes at least; null = the bytes alone.",
     )
 
 
