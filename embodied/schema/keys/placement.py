@@ -146,7 +146,8 @@ def _check_processes(processes: range, devices: range, first: int, what: str, va
         )
     if processes.start != first:
         raise ConfigError(
-            f"{what} {value!r}: processes are numbered in the order of their devices, and these begin with {first}",
+            f"{what} {value!r}: processes are numbered in the order of their devices, and these begin with "
+            f"{processes.start}",
             "leave out what follows the colon",
         )
 
@@ -203,7 +204,7 @@ def _place(name: str, where: Any, labels: Sequence[str], said: str = "") -> Plac
         return Place(name, ALL, (where.strip(),), _text(where), said)
     if isinstance(where, str) and _LABEL.fullmatch(where.strip()) and where.strip().lower() != "all":
         raise ConfigError(
-            f"{what} {where!r}, which is no label of {GROUPS}{did_you_mean(where, labels)}",
+            f"{what} {where!r}, which is no label of {GROUPS}.{did_you_mean(where, labels)}",
             f"{HOW}, or a label{_known(labels)}",
         )
     if (group := getattr(where, "node_group", None)) is None:
@@ -219,7 +220,7 @@ def _labels(group: Any, what: str, labels: Sequence[str]) -> tuple[str, ...]:
     for label in found:
         if label not in (*labels, NODE):
             raise ConfigError(
-                f"{what} the node group {label!r}, which is no label of {GROUPS}{did_you_mean(label, labels)}",
+                f"{what} the node group {label!r}, which is no label of {GROUPS}.{did_you_mean(label, labels)}",
                 f"name a label that there is{_known(labels)}, or add {label} to {GROUPS}",
             )
     if len(set(found)) < len(found):
