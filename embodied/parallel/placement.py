@@ -165,14 +165,14 @@ class PlacementTable:
         return [["idle", f"{_several([idle[node] for node in left])} devices on {_nodes(left)}"]] if left else []
 
 
-def by_name(name: str) -> tuple[tuple[int, str], ...]:
+def by_name(name: str) -> tuple[tuple[int, int, str], ...]:
     """Returns the key by which nodes are ordered: numbers in names count as numbers.
 
     >>> sorted(["node-10", "node-2", "b"], key=by_name)
     ['b', 'node-2', 'node-10']
     """
     parts = re.split(r"([0-9]+)", name)
-    return (*((int(part), "") if part.isdigit() else (-1, part) for part in parts if part), (-2, name))
+    return (*((1, int(part), "") if part.isdigit() else (2, 0, part) for part in parts if part), (0, 0, name))
 
 
 def roles_told(roles: frozenset[Role]) -> str:

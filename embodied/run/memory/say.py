@@ -89,7 +89,9 @@ class MemoryPlan:
         rows = [[where, f"{readable(sum(device.values()))}{have} at its fullest ({taken.moment}): {_parts(device)}"]]
         if self.device is not None:
             rows.append([f"memory of the process{each}", f"{readable(taken.on_host)}: {_parts(taken.host)}"])
-        return [*rows, *rows_of(taken.pools, each, render_gpus_of(self.config, self.processes))]
+        hosted = table_of(self.config, self.processes).hosts
+        whose = f" (of each of {len(ranks)}, on its hosts)" if hosted else each
+        return [*rows, *rows_of(taken.pools, whose, render_gpus_of(self.config, self.processes))]
 
     def _room(self) -> list[list[str]]:
         """Says what fits beside the policy into the machine's memory."""
