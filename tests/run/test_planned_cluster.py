@@ -11,12 +11,13 @@ from embodied import train
 from embodied.errors import ConfigError
 from embodied.parallel.group import Group
 from embodied.parallel.links import links
+from embodied.parallel.placement import NODES, Node, nodes_as_text
 from embodied.run.build.given import Checked
 from embodied.run.build.policy import sizes
 from embodied.run.build.preflight import check
 from embodied.run.build.shares import check as check_shares
 from embodied.run.memory.say import plan
-from embodied.run.placement.table import Planned, planned, table_of
+from embodied.run.placement.table import Planned, planned, rows, table_of
 from embodied.run.placement.traffic import traffic
 from embodied.schema.compose.compose import compose
 from embodied.types import PolicySpec
@@ -114,7 +115,7 @@ def test_what_is_not_there_is_refused_before_anything_starts(words, text, tmp_pa
         ("{actor:0-1,rollout:2-3,env:2-3}", "gives actor 0-1, and each of the 4 processes hosts simulators"),
         ("{rollout:2-3}", "gives rollout 2-3, and each of the 4 processes hosts simulators"),
         ("{env:[0,2]}", "gives env [0, 2], and each of the 4 processes hosts simulators"),
-        ("{actor:0-1,rollout:0-1}", "and 2 of the 4 processes of the run would have no component"),
+        ("{actor:0-1,rollout:0-1}", "gives actor 0-1, which is a place for 2 processes, and the run has 4"),
         ("{env:{node_group:node,placement:1}}", "and node-1 has processes of its own"),
     ],
 )
@@ -123,6 +124,28 @@ def test_a_run_starts_only_what_it_can_run(placement, text):
     with pytest.raises(ConfigError) as failed:
         check_shares(own, Group(0, 4, 0, 2))
     assert text in str(failed.value)
+
+
+def test_processes_that_no_component_is_for_are_refused():
+    group = "cluster.node_groups=[{label:cpu,node_ranks:1,ignore_hardware:true}]"
+    own = compose([*FAKE, group], "train", [CONFIG]).config
+    with pytest.raises(ConfigError, match=r"cluster\.node_groups ignores the devices of some nodes, which is a place"):
+        check_shares(own, Group(0, 4, 0, 2))
+
+
+def test_nodes_are_those_that_a_launcher_describes():
+    own = compose([*FAKE, *HOSTED[:1], HOSTED[-1]], "train", [CONFIG]).config
+    nodes = [Node("gpu", 2, 8), Node("host-b", 0, 16), Node("host-c", 0, 32), Node("host-a", 0, 16)]
+    table = table_of(own, Group(0, 2, 0, 2), {NODES: nodes_as_text(nodes)})
+    assert [(host.node, host.rank, host.slots) for host in table.hosts] == [
+        ("host-a", 0, 4), ("host-b", 0, 4), ("host-c", 1, 8),
+    ]  # fmt: skip
+
+
+def test_a_run_of_several_processes_says_where_they_are():
+    own = compose(list(FAKE), "train", [CONFIG]).config
+    assert rows(own, Group(0, 4, 0, 2)) == [["rollout, train", "ranks 0-3 (4) on node-0 and node-1, 2 on each"]]
+    assert rows(own, Group()) == []
 
 
 def test_a_dry_run_of_started_processes_is_one_of_these():

@@ -124,7 +124,8 @@ def test_a_label_is_a_place_and_so_are_several():
     several = {"env": "cpu", "actor": {"node_group": "cpu,4090", "placement": "0-8"}, "rollout": {"node_group": 4090}}
     found = placed(ClusterConfig(component_placement=several, node_groups=groups))[1]
     assert [found[name].groups for name in ("env", "actor", "rollout")] == [("cpu",), ("cpu", "4090"), ("4090",)]
-    assert placed(ClusterConfig(component_placement={"env": "4090"}, node_groups=groups))[1]["env"].groups == ("4090",)
+    for env in ("4090", 4090):
+        assert placed(ClusterConfig(component_placement={"env": env}, node_groups=groups))[1]["env"].groups == ("4090",)
 
 
 @pytest.mark.parametrize(

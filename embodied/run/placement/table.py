@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from itertools import count
 
 from embodied import schema
 from embodied.errors import ConfigError
 from embodied.parallel.group import Group
-from embodied.parallel.placement import Node, PlacementTable, Role
+from embodied.parallel.placement import Node, PlacementTable, Role, nodes_of
 from embodied.parallel.placing import place
 from embodied.schema.compose.compose import Composed
-from embodied.schema.keys.placement import PLACEMENT, NodeGroup, Place, placed
+from embodied.schema.keys.placement import GROUPS, PLACEMENT, NodeGroup, Place, placed
 
 
 class Planned(Group):
@@ -73,8 +74,11 @@ def more_slots(composed: Composed, processes: Group) -> list[str]:
     return [f"{key}={wanted}" for key, (now, wanted) in found.items() if now != wanted and key not in typed]
 
 
-def table_of(config: schema.Config, processes: Group) -> PlacementTable:
-    """Returns the table of a run.
+def table_of(
+    config: schema.Config, processes: Group, environment: Mapping[str, str] = os.environ
+) -> PlacementTable:  # fmt: skip
+    """Returns the table of a run. Its nodes are those that whoever started the processes describes
+    (:data:`embodied.parallel.placement.NODES`), else those of torchrun, which are alike.
 
     Raises:
         ConfigError: the keys place something that cannot be, or not all of the processes that were started.
@@ -82,13 +86,14 @@ def table_of(config: schema.Config, processes: Group) -> PlacementTable:
     if isinstance(processes, Planned):
         return processes.table
     nodes, each = processes.size // processes.local_size, processes.local_size
-    table = _placed(config, [Node(f"node-{number}", each) for number in range(nodes)])
+    described = nodes_of(environment) or [Node(f"node-{number}", each) for number in range(nodes)]
+    table = _placed(config, described)
     if len(table.ranks) != processes.size:
-        first = next(iter(placed(config.cluster)[1].values()))
+        first = next(iter(placed(config.cluster)[1].values()), None)
         raise ConfigError(
-            f"{PLACEMENT} gives {first.said}, and {processes.size - len(table.ranks)} of the {processes.size} "
-            "processes of the run would have no component",
-            f"start as many processes as it names ({len(table.ranks)}), or set it to all",
+            f"{f'{PLACEMENT} gives {first.said}' if first else f'{GROUPS} ignores the devices of some nodes'}, which "
+            f"is a place for {len(table.ranks)} processes, and the run has {processes.size}",
+            f"start {len(table.ranks)} processes, or leave {PLACEMENT if first else GROUPS} out",
         )
     return table
 

@@ -200,8 +200,8 @@ def _components(names: str) -> Iterator[str]:
 
 def _place(name: str, where: Any, labels: Sequence[str], said: str = "") -> Place:
     what = f"{PLACEMENT} gives {said or name}"
-    if isinstance(where, str) and where.strip() in labels:
-        return Place(name, ALL, (where.strip(),), _text(where), said)
+    if not isinstance(where, (list, Mapping)) and str(where).strip() in labels:
+        return Place(name, ALL, (str(where).strip(),), _text(where), said)
     if isinstance(where, str) and _LABEL.fullmatch(where.strip()) and where.strip().lower() != "all":
         raise ConfigError(
             f"{what} {where!r}, which is no label of {GROUPS}.{did_you_mean(where, labels)}",
