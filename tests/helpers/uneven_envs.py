@@ -1,0 +1,51 @@
+"""Envs whose slots are not equally fast."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+from embodied.testing import FakeEnv
+
+
+class Erratic(FakeEnv):
+    """Each control step takes a time of its own, from no seed: another one in each run."""
+
+    def step(self, action):
+        time.sleep(random.SystemRandom().uniform(0, 0.004))
+        return super().step(action)
+
+
+class Straggles(FakeEnv):
+    """Episodes from the first start of an iteration wait, in their first control step, until one of the next iteration
+    is stepped. So they end only if slots flow over the border between both.
+
+    Args:
+        folder: where files are left: ``stepped-N`` of iteration N, and ``in-vain`` of an episode that has waited for
+            ``patience_s``.
+        starts: of an iteration; a start's seed is its number in the run.
+        until: iteration whose episodes are the last that wait.
+    """
+
+    keys_without_start = (*FakeEnv.keys_without_start, "folder", "starts", "patience_s", "until")
+
+    def __init__(self, folder: str, starts: int, patience_s: float = 60.0, until: int = 0, **kwargs):
+        super().__init__(**kwargs)
+        self._folder, self._starts, self._patience_s, self._until = Path(folder), starts, patience_s, until
+
+    def step(self, action):
+        if self._steps == 0:
+            iteration, place = divmod(self._start.seed, self._starts)
+            (self._folder / f"stepped-{iteration}").touch()
+            if place == 0 and iteration <= self._until:
+                self._wait(self._folder / f"stepped-{iteration + 1}")
+        return super().step(action)
+
+    def _wait(self, file: Path) -> None:
+        until = time.monotonic() + self._patience_s
+        while not file.exists():
+            if time.monotonic() > until:
+                (self._folder / "in-vain").touch()
+                return
+            time.sleep(0.001)
