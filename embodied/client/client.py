@@ -126,7 +126,8 @@ class Client:
         Raises:
             ServerLostError: there was no answer in time.
             ServerRefusedError: the server does not accept the observation; the connection goes on.
-            WireError: the answer, or the observation, is not what the protocol allows.
+            WireError: the answer, or the observation, is not what the protocol allows; or ``left_over`` is for a server
+                that does not go on from it.
         """
         return self.answer(observation, delay_steps=delay_steps, left_over=left_over, timeout_s=timeout_s).actions
 
@@ -150,6 +151,12 @@ class Client:
     ) -> Answer:  # fmt: skip
         """Returns the actions with the times that they took; arguments and errors as of :meth:`infer`."""
         began, limit = time.monotonic(), self._timeout_s if timeout_s is None else timeout_s
+        if left_over is not None and not self.continues:
+            raise WireError(
+                "left_over was given, and the policy of this server begins each chunk anew (Client.continues)",
+                "leave it out, or serve a checkpoint of a policy that goes on from a chunk, in place of an exported "
+                "program",
+            )
         told = {
             wire.DELAY_STEPS: delay_steps, wire.GREEDY: self.greedy, wire.SESSION: self.session,
             wire.LEFT_OVER: left_over,

@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 import torch
 
-from embodied.algorithms.importance import importance_weight, off_policy, sequence_level
+from embodied.algorithms.importance import importance_weight, not_finite, off_policy, sequence_level
 from embodied.algorithms.losses.aipo import Loss as Aipo
 from embodied.algorithms.losses.cispo import Loss as Cispo
 from embodied.algorithms.losses.ppo import Loss as Ppo
@@ -248,3 +248,14 @@ def test_decoupled_loss_clips_around_the_proximal_policy():
     total = (loss.per_token * importance_weight(proximal, behaviour, 2.0)).sum()
     assert total.item() == pytest.approx(-5.12)
     assert loss.clipped.all()
+
+
+def test_log_ratios_that_are_not_finite_count_where_the_mask_keeps_them():
+    inf, nan = torch.inf, torch.nan
+    now = torch.tensor([[0.0, inf, -1.0, nan], [-inf, 2.0, 0.0, inf]])
+    acting = torch.tensor([[0.0, inf, -inf, 0.0], [0.0, 1.0, 0.0, 0.0]])
+    proximal = torch.tensor([[nan, 0.0, 0.0, 0.0], [0.0, 0.0, inf, 0.0]])
+    mask = torch.tensor([[True, True, True, False], [True, True, True, False]])
+    assert int(not_finite(now, [acting], mask)) == 3, "inf - inf is no number"
+    assert int(not_finite(now, [acting, proximal], mask)) == 5
+    assert int(not_finite(now, [acting, proximal], torch.zeros_like(mask))) == 0

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 
 from embodied import eval as evaluation
+from embodied import train
 from embodied.errors import EmbodiedError
 from embodied.lib.files import checksums, sealed
 from embodied.random import Stream, generator
@@ -120,6 +121,17 @@ def test_an_evaluation_of_it_draws_the_noise_of_greedy_decisions(folder, tmp_pat
     assert len({one["return"] for one in found["episodes"]}) == len(found["episodes"]) == 4
     named = {"sampler": "ode", "num_steps": 3, "greedy_noise": True}
     assert named.items() <= found["protocol"]["keys"]["sampling"].items()
+
+
+@pytest.mark.parametrize("folder", ["torch_export"], indirect=True)
+def test_a_dry_run_counts_it_and_says_that_it_cannot_be_trained(folder, tmp_path, monkeypatch, capsys):
+    """torch reads its graph with sizes that are symbols, whose bytes nobody can count."""
+    monkeypatch.chdir(tmp_path)
+    asked = (*RUN, f"actor.model.model_path={folder}", "runner.dry_run=true")
+    assert evaluation.main([*asked]) == 0
+    assert "memory of the process" in capsys.readouterr().out
+    assert train.main([*asked]) == 2
+    assert "cannot be trained" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

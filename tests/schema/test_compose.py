@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from embodied.errors import ConfigError
 from embodied.run.arguments import parse_argv
 from embodied.schema.compose.compose import GROUPS, as_yaml, compose, group_options
+from embodied.schema.compose.hydra_files import compose_files
 
 HERE = str(Path(__file__).parents[1] / "config")
 FAKE = ["env=fake", "model=fake"]
@@ -224,3 +227,30 @@ def test_help_lists_the_groups(capsys):
     out = capsys.readouterr().out
     assert "python -m embodied.eval" in out
     assert all(group in out for group in GROUPS)
+
+
+def test_a_key_of_a_section_that_refers_to_another_one_leaves_its_other_keys(tmp_path):
+    """Hydra alone puts the override in the place of the reference: a camera that was moved lost its lens."""
+    (tmp_path / "experiment").mkdir()
+    views = {"front": {"eye": [1.0, 0.0, 0.0], "fov": 0.6}}
+    sides = ("train", "eval")
+    files = {
+        "usual": {"env": {side: {"views": views} for side in sides}},
+        "cameras": {"defaults": ["usual", "_self_"], "env": {"eval": {"views": "${env.train.views}"}}},
+    }
+    for name, said in files.items():
+        text = f"# @package _global_\n{yaml.safe_dump(said, sort_keys=False)}"
+        (tmp_path / "experiment" / f"{name}.yaml").write_text(text, encoding="utf-8")
+
+    def composed(*overrides: str) -> tuple[Any, Any]:
+        wanted = ["experiment=cameras", *(f"++{one}" for one in overrides)]  # as short forms are expanded
+        raw = compose_files(wanted, "train", [str(tmp_path)])
+        return tuple(OmegaConf.to_container(OmegaConf.create(raw).env[side].views, resolve=True) for side in sides)
+
+    moved = {"front": {"eye": [2.0, 0.0, 0.0], "fov": 0.6}}
+    assert composed("env.eval.views.front.eye=[2.0,0.0,0.0]") == (views, moved)
+    wide = {"front": {**moved["front"], "fov": 0.9}}
+    both = ("env.eval.views.front.eye=[2.0,0.0,0.0]", "env.train.views.front.fov=0.9")
+    assert composed(*both) == ({"front": {**views["front"], "fov": 0.9}}, wide)
+    assert composed("env.eval.views={front: {fov: 0.5}}")[1] == {"front": {"fov": 0.5}}
+    assert composed("env.train.views.front.fov=0.9")[1]["front"]["fov"] == 0.9

@@ -10,6 +10,7 @@ import torch
 from serving_rig import ENV, ask, observation, serving
 
 from embodied.client import ChunkQueue, Client, wire
+from embodied.errors import WireError
 from embodied.random import Stream
 from embodied.runtime.plan import noise
 from embodied.testing import FlowPolicy
@@ -103,6 +104,8 @@ def test_a_server_that_begins_anew_answers_as_before():
     with serving(flow(BeginsAnew)) as served, served.connect() as socket:
         assert wire.unpack(socket.recv(timeout=10))["continues"] is False
         plain, told = (ask(socket, {**message, wire.SESSION: 1, **own}) for own in ({}, {wire.LEFT_OVER: left}))
+        with Client(f"ws://{served.address}") as client, pytest.raises(WireError, match="begins each chunk anew"):
+            client.infer(message, left_over=left)
     declared = flow().spec.noise
     for count, answer in enumerate((plain, told)):
         drawn = noise(0, Stream.SERVED_NOISE, 1, count, declared)

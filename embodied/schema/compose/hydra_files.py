@@ -15,7 +15,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from embodied.errors import ConfigError
@@ -63,6 +63,7 @@ def compose_files(overrides: list[str], config_name: str, config_dirs: Sequence[
         with _hydra():
             wanted = _with_search_path(overrides, config_dirs)
             config = hydra_compose(config_name, wanted, return_hydra_config=True)
+            _keep_what_is_referred_to(config, wanted, config_name)
     except (yaml.YAMLError, RecursionError) as error:  # raised for a file that another one names
         check_folders(config_dirs)
         raise _composition_error(error, overrides, config_dirs) from None
@@ -122,6 +123,38 @@ def _hydra() -> Iterator[None]:
             yield
     finally:
         GlobalHydra.instance().clear()
+
+
+def _keep_what_is_referred_to(config: DictConfig, overrides: list[str], config_name: str) -> None:
+    """Gives a section that refers to another one (``camera_views: ${env.train.…}``) all of that one's keys again, where
+    overrides name some of its keys: hydra puts these alone in the place of the reference."""
+    given = {one.lstrip("+").partition("=")[0] for one in overrides if not one.startswith(("~", "hydra."))}
+    sections = {key[:end] for key in given if "@" not in key for end, letter in enumerate(key) if letter == "."}
+    raw = OmegaConf.to_container(config, resolve=False)
+    alone = sorted(one for one in sections if isinstance(_at(raw, one), dict) and _leaves(_at(raw, one), one) <= given)
+    if not alone:
+        return
+    rest = [one for one in overrides if not one.lstrip("+").startswith(tuple(f"{section}." for section in alone))]
+    before = OmegaConf.to_container(hydra_compose(config_name, rest, return_hydra_config=True), resolve=False)
+    for section in alone:
+        if isinstance(reference := _at(before, section), str) and "${" in reference:
+            own = OmegaConf.select(config, section)
+            with open_dict(config):
+                OmegaConf.update(config, section, reference, merge=False)
+                OmegaConf.update(config, section, OmegaConf.merge(OmegaConf.select(config, section), own), merge=False)
+
+
+def _at(mapping: Any, path: str) -> Any:
+    for name in path.split("."):
+        mapping = mapping.get(name) if isinstance(mapping, dict) else None
+    return mapping
+
+
+def _leaves(value: Any, path: str) -> set[str]:
+    """The keys of a section down to its values; a value, and a section without keys, is one itself."""
+    if not isinstance(value, dict) or not value:
+        return {path}
+    return {leaf for name, inner in value.items() for leaf in _leaves(inner, f"{path}.{name}")}
 
 
 def _with_search_path(overrides: list[str], config_dirs: Sequence[str]) -> list[str]:

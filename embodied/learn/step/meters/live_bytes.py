@@ -66,6 +66,8 @@ class LiveBytes(TorchDispatchMode):
         if key in self._known:
             return
         size = storage.nbytes()
+        if not isinstance(size, int):  # of a graph that is read, whose sizes are symbols: it has no memory
+            return
         wide = size if tensor.shape and tensor.shape[-1] in self._widths else 0
         self._known[key] = weakref.ref(storage, lambda _: self._remove(key, size, wide))
         self.now, self.wide = self.now + size, self.wide + wide
