@@ -5,7 +5,8 @@
 - ``port``: rows of 393 kB (two pictures of 256×256) that the env only draws; each slot is stepped again as soon as it
   has answered. The local pool, one host and two, open at the same time and measured in turn; medians over rounds. CPU time
   is that of all processes: this one, hosts, workers.
-- ``sleep``: simulators that sleep 20 ms (log-normal), a worker each: 1, 2 and 4 hosts against a local pool of as many
+- ``sleep``: simulators whose chunks take 120 ms (log-normal), as LIBERO's do in software, in which they sleep; a worker
+  each: 1, 2 and 4 hosts against a local pool of as many
   slots, and against one host (weak scaling).
 
 Bytes received are compared with rows × the bytes of an observation.
@@ -52,7 +53,7 @@ def _bytes(env: dict[str, Any], args: argparse.Namespace) -> float:
 
 
 def sleep(args: argparse.Namespace) -> dict[str, Any]:
-    env, each = {"work": "sleep", "step_s": 0.02, "sigma": 0.4, "size": args.small}, args.slots_of_host
+    env, each = {"work": "sleep", "step_s": 0.12, "sigma": 0.4, "size": args.small}, args.slots_of_host
     ways: dict[str, Any] = {}
     for hosts in args.hosts:
         slots = hosts * each

@@ -245,7 +245,7 @@ def test_rows_arrive_bit_by_bit():
     told = {"task_id", "episode_id", "t", "version"}  # the rollout writes these itself
     for name in set(here.arrays) - told:
         assert np.array_equal(there.arrays[name][0], here.arrays[name][1]), name
-    with pytest.raises(DamagedFrame, match="bytes of a row):
+    with pytest.raises(DamagedFrame, match="bytes of a row"):
         theirs.write_result(0, ours.result(1)[:-1])
 
 
