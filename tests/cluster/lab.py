@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import mkdtemp
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -86,8 +87,11 @@ class Lab:
         shutil.rmtree(self._ray, ignore_errors=True)
 
     def _make_space(self, name: str) -> str:
-        """Makes a network namespace."""
+        """Makes a network namespace, anew if there was one of the name."""
         space = f"e{name}{os.getpid()}"
+        if space in self._spaces:
+            ip("netns", "del", space)
+            self._spaces.remove(space)
         ip("netns", "add", space)
         self._spaces.append(space)
         return space
@@ -100,7 +104,7 @@ class Lab:
         Args:
             before: shell command in its namespaces before Ray starts there.
         """
-        space, head = self._make_space(name), not self.nodes
+        space, head = self._make_space(name), not any(process.poll() is None for process in self.nodes.values())
         ip("-n", space, "link", "add", "e0", "type", "veth", "peer", "name", name, "netns", self._hub)
         ip("-n", self._hub, "link", "set", "dev", name, "master", "hub", "up")
         ip("-n", space, "addr", "add", f"198.18.0.{address}/24", "dev", "e0")
@@ -111,6 +115,20 @@ class Lab:
             "sum(node['Alive'] for node in ray.nodes())"
         )
         wait_for(lambda: self.run(self.running()[0], [self.python, "-c", ready]).returncode == 0)
+
+    def keep(self, name: str, address: int, **how: Any) -> None:
+        """Starts a node unless it is there. With the head all nodes go: they are nothing without it."""
+        head = next(iter(self.nodes), None)
+        if head is not None and not self._alive(head):
+            for other in self.nodes:
+                self.cut_power(other)
+            self.nodes.clear()
+        if not (name in self.nodes and self._alive(name)):
+            self.start(name, address, **how)
+
+    def _alive(self, name: str) -> bool:
+        """Returns whether the node runs, with Ray on it."""
+        return self.nodes[name].poll() is None and bool(self.pids(name, "raylet/raylet"))
 
     def _ray_start(self, name: str, address: int, cpus: int, head: bool) -> list[str]:
         where = ["--head", "--port=6379", "--include-dashboard=false"] if head else [f"--address={HEAD}"]
@@ -132,10 +150,15 @@ class Lab:
         ]  # fmt: skip
         with (self.folder / f"{name}.node.log").open("wb") as log:
             return subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._env(env), start_new_session=True
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self.environment(env),
+                start_new_session=True,
             )
 
-    def _env(self, env: Mapping[str, str]) -> dict[str, str]:
+    def environment(self, env: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
         paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "helpers")])
         path = os.pathsep.join([str(self.bin), os.environ["PATH"]])
         return {**os.environ, "PATH": path, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **env}
@@ -155,11 +178,11 @@ class Lab:
         return ["nsenter", f"--wd={self.folder}", "-t", str(first), "-m", "-n", "-p", "nice", "-n", "10", *command]
 
     def popen(self, name: str, command: Sequence[str], **how: Any) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(self.on(name, command), env=self._env(how.pop("env", {})), **how)
+        return subprocess.Popen(self.on(name, command), env=self.environment(how.pop("env", {})), **how)
 
     def run(self, name: str, command: Sequence[str], timeout_s: float = READY_S) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            self.on(name, command), env=self._env({}), capture_output=True, text=True, encoding="utf-8", check=False,
+            self.on(name, command), env=self.environment(), capture_output=True, text=True, encoding="utf-8", check=False,
             timeout=timeout_s,
         )  # fmt: skip
 
