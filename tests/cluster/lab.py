@@ -182,8 +182,8 @@ class Lab:
 
     def run(self, name: str, command: Sequence[str], timeout_s: float = READY_S) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            self.on(name, command), env=self.environment(), capture_output=True, text=True, encoding="utf-8", check=False,
-            timeout=timeout_s,
+            self.on(name, command), env=self.environment(), capture_output=True, text=True, encoding="utf-8",
+            check=False, timeout=timeout_s,
         )  # fmt: skip
 
     def pids(self, name: str, word: str) -> list[int]:

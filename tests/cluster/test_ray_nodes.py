@@ -144,6 +144,7 @@ def test_a_run_whose_node_is_gone_goes_on_to_the_same_bits(nodes):
         assert process.wait(ENDS_S) == 0
     said = printed(nodes, "lost")
     assert "node b (198.18.0.2) with rank 1 is lost: it has not answered for 5 s" in said
+    assert said.count("iteration 12/12  ") == 1
     assert "restart 1 of 1: the run goes on from its newest checkpoint\n" in said
     assert "ranks: a (198.18.0.1): rank 0-1\n" in said
     nodes.keep("b", 2)
