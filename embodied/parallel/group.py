@@ -27,10 +27,12 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import cycle
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from embodied.errors import ConfigError, EmbodiedError, RankError
 from embodied.parallel.launcher import Launcher, launched_by
+from embodied.parallel.placement import EVERY_ROLE as EVERY_ROLE
+from embodied.parallel.placement import Role as Role
 
 if TYPE_CHECKING:  # importing torch takes seconds, and most mistakes are found without it
     from torch import Tensor
@@ -41,10 +43,6 @@ NOTICE_S = 10.0  # launchers look for processes that have ended many times a sec
 STORE_LIMIT = 2**20  # bytes of one value in torch's store, which refuses more than 8 MiB
 LOST = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL", "Broken pipe", "TCPStore")
 """What stands in the message of a RuntimeError that torch raises when a rank is gone or late."""
-
-
-Role = Literal["rollout", "train"]
-EVERY_ROLE: frozenset[Role] = frozenset({"rollout", "train"})
 
 
 class Group:

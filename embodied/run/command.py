@@ -89,12 +89,21 @@ def run(argv: Sequence[str], config_name: str, processes: Group, recipe: Recipe 
     if print_only == "origin" or (not print_only and processes.is_main and not composed.config.runner.dry_run):
         composed = _traced(composed)
     if not print_only:
+        with _advised(config_name):
+            processes = _planned(composed, processes)
         return _carry_out(composed, config_name, folders, processes, recipe)
     if composed.origins is not None:
         print(*composed.origins.lines(composed.resolved), sep="\n")
     else:
         print(as_yaml(composed), end="")
     return 0
+
+
+def _planned(composed: Composed, processes: Group) -> Group:
+    """Returns the processes of the cluster that a dry run plans; else ``processes``."""
+    from embodied.run.placement.table import planned
+
+    return planned(composed.config, processes) if composed.config.runner.dry_run else processes
 
 
 def _with_env(composed: Composed) -> Composed:
@@ -187,6 +196,7 @@ def _carry_out(
     from embodied.run import sft_first
     from embodied.run.build import brought
     from embodied.run.build.preflight import check
+    from embodied.run.placement import table
     from embodied.runtime.signals import StopSignal
     from embodied.runtime.wait_policy import cores_are_shared
 
@@ -201,6 +211,8 @@ def _carry_out(
             with console.progress("checking the configuration", brief=True), _advised(config_name):
                 checked = check(composed, processes)
                 _refuse_too_large(checked.config, checked.sides, processes, console, policy=recipe is None)
+            if rows := table.rows(checked.config, processes):
+                console.table("placement", rows)
             if rows := brought.table(checked.composed, {"train": checked.train, "eval": checked.eval}):
                 console.table(f"what differs from {checked.config.runner.ckpt_path or 'the export'}", rows)
             with console.progress("importing torch", brief=True):

@@ -6,19 +6,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from embodied import schema
-from embodied.errors import ConfigError, unknown_name
+from embodied.errors import ConfigError
 from embodied.parallel import teams
 from embodied.parallel.group import Group
 from embodied.parallel.launcher import NUMBER, start_command
 from embodied.protocols import Batched
 from embodied.run.build.given import ConfiguredEnv, Sides
+from embodied.run.placement import table
 from embodied.runtime.pool.file_limit import POOL, RANK, RESERVE, WORKER, OpenFiles
 from embodied.runtime.pool.placement import gpus_of_rank, visible_gpus
 from embodied.runtime.pool.pool import num_workers
 from embodied.schema import only_evaluates as only_evaluates
-
-COMPONENTS = ("actor", "rollout", "env", "inference", "reward", "critic", "reference")
-"""What ``cluster.component_placement`` may name: parts that others place apart, and that each process has here."""
 
 
 def folder_of_rank(folder: Path, processes: Group) -> Path:
@@ -111,7 +109,9 @@ def check(config: schema.Config, processes: Group) -> None:
         )
     if not (config.runner.only_eval or config.runner.task.records):
         teams.check(schema.context_parallel_size(config), learners)
-    _check_cluster(config.cluster, processes)
+    if not isinstance(processes, table.Planned):
+        _check_cluster(config.cluster, processes)
+    table.check(config, processes)
     for what, count in counts.items():
         if count % hosts.size:
             raise ConfigError(
@@ -129,8 +129,7 @@ def check(config: schema.Config, processes: Group) -> None:
 
 
 def _check_cluster(cluster: schema.ClusterConfig, processes: Group) -> None:
-    """Refuses another number of machines or processes than there are, and components that nobody knows or that have
-    processes of their own."""
+    """Refuses another number of machines or processes than there are."""
     size, here = processes.size, processes.local_size
     machines, asked = size // here, processes.launcher == "torchrun"  # the others start what is asked for
     for key, wanted, there, what in (
@@ -143,35 +142,6 @@ def _check_cluster(cluster: schema.ClusterConfig, processes: Group) -> None:
                 f"cluster.{key} is {wanted}, and the run has {there} {what}",
                 f"start it with {command}, or leave cluster.{key} out",
             )
-    placed = cluster.component_placement or {}
-    for name in (name.strip() for names in placed for name in names.split(",")) if isinstance(placed, dict) else ():
-        if name not in COMPONENTS:
-            raise unknown_name("component", name, COMPONENTS, "the names in cluster.component_placement")
-    placed = placed if isinstance(placed, dict) else {"each component": placed}
-    for component, where in placed.items():
-        if _ranks(component, where, size) != set(range(size)):
-            raise ConfigError(
-                f"cluster.component_placement gives {component} {where}, and each of the {size} processes hosts "
-                "simulators, acts and trains",
-                "set it to all; env.render_gpus chooses GPUs for simulators, rollout.backend an engine of its own",
-            )
-
-
-def _ranks(component: str, where: str | int | list[int], size: int) -> set[int]:
-    if isinstance(where, list):
-        return set(where)
-    if where == "all":
-        return set(range(size))
-    found: set[int] = set()
-    try:
-        for part in str(where).split(","):
-            first, _, last = part.partition("-")
-            found |= set(range(int(first), int(last or first) + 1))
-    except ValueError:
-        raise ConfigError(
-            f"cluster.component_placement gives {component} {where!r}", "write all, a number, 0-3, or a list"
-        ) from None
-    return found
 
 
 def check_queues(side: ConfiguredEnv, config: schema.Config, processes: Group) -> None:
