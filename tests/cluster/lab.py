@@ -30,7 +30,7 @@ RAY = "ray[default]>=2.50"
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = "198.18.0.1:6379"
 READY_S = 120.0
-LEFT_S = 90.0  # a node's first process may outlive its raylet that long: Ray gives up a lost head after 60 s
+LEFT_S = 900.0  # by which a node's first process outlives its raylet
 
 
 def interpreter(request: pytest.FixtureRequest) -> str:
@@ -96,6 +96,12 @@ class Lab:
         self._spaces.append(space)
         return space
 
+    def machine(self, name: str, address: int) -> None:
+        """Starts a machine without Ray, with a folder for Ray of its own at the usual place."""
+        space = self._connect(name, address)
+        self.nodes[name] = self._started(space, ["true"], "mkdir -p /tmp/ray; mount -t tmpfs none /tmp/ray", name, {})
+        self.first_process(name)
+
     def start(
         self, name: str, address: int, cpus: int = 2, before: str = "true", env: Mapping[str, str] | None = None
     ) -> None:
@@ -104,17 +110,24 @@ class Lab:
         Args:
             before: shell command in its namespaces before Ray starts there.
         """
-        space, head = self._make_space(name), not any(process.poll() is None for process in self.nodes.values())
+        head = not any(process.poll() is None for process in self.nodes.values())
+        space = self._connect(name, address)
+        command = self._ray_start(name, address, cpus, head)
+        self.nodes[name] = self._started(space, command, before, name, env or {})
+        ready = f"import ray; ray.init('auto', log_to_driver=False); assert {len(self.running())} == " + (
+            "sum(node['Alive'] for node in ray.nodes())"
+        )
+        wait_for(lambda: self.run(self.running()[0], [self.python, "-c", ready]).returncode == 0)
+
+    def _connect(self, name: str, address: int) -> str:
+        """Makes the namespace of a node with its link to the hub."""
+        space = self._make_space(name)
         ip("-n", space, "link", "add", "e0", "type", "veth", "peer", "name", name, "netns", self._hub)
         ip("-n", self._hub, "link", "set", "dev", name, "master", "hub", "up")
         ip("-n", space, "addr", "add", f"198.18.0.{address}/24", "dev", "e0")
         ip("-n", space, "link", "set", "e0", "up")
         ip("-n", space, "link", "set", "lo", "up")
-        self.nodes[name] = self._started(name, space, self._ray_start(name, address, cpus, head), before, env or {})
-        ready = f"import ray; ray.init('auto', log_to_driver=False); assert {len(self.running())} == " + (
-            "sum(node['Alive'] for node in ray.nodes())"
-        )
-        wait_for(lambda: self.run(self.running()[0], [self.python, "-c", ready]).returncode == 0)
+        return space
 
     def keep(self, name: str, address: int, **how: Any) -> None:
         """Starts a node unless it is there. With the head all nodes go: they are nothing without it."""
@@ -139,7 +152,7 @@ class Lab:
         ]  # fmt: skip
 
     def _started(
-        self, name: str, space: str, command: list[str], before: str, env: Mapping[str, str]
+        self, space: str, command: list[str], before: str, name: str, env: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
         """The first process of a node outlives its raylet, as that of a machine does."""
         mounts = f"mount -t tmpfs none /dev/shm; mount -t tmpfs none {self._ray}; {before}"
