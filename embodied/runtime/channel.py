@@ -80,7 +80,7 @@ class Completion(NamedTuple):
 _CODES = {"int": "q", "bool": "?", "float": "d"}
 
 
-def _layout(message: type) -> struct.Struct:
+def layout_of(message: type) -> struct.Struct:
     """Struct of the message's fields, in their order."""
     return struct.Struct("<" + "".join(_CODES[_type_name(kind)] for kind in message.__annotations__.values()))
 
@@ -114,7 +114,7 @@ class Ring:
 
     def __init__(self, message: type, memory: memoryview, capacity: int, event: int) -> None:
         self._capacity, self.event, self._memory = capacity, event, memory
-        self._layout, self._message = _layout(message), message
+        self._layout, self._message = layout_of(message), message
         self._places = [self.HEADER + number * self._layout.size for number in range(capacity)]  # message offsets
         self._head, self._tail = memory[:8].cast("Q"), memory[64:72].cast("Q")  # messages written, and read
         self._ring_at = memory[128:136].cast("Q")  # head from which on the reader wants to be woken
@@ -123,7 +123,7 @@ class Ring:
     @classmethod
     def nbytes(cls, message: type, capacity: int) -> int:
         """Returns the bytes of shared memory that a ring of ``capacity`` messages takes."""
-        return cls.HEADER + -(-_layout(message).size * capacity // 64) * 64
+        return cls.HEADER + -(-layout_of(message).size * capacity // 64) * 64
 
     # -- the writer --------------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from embodied.errors import WorkerDiedError
 from embodied.observe.video.video import Video
 from embodied.perturbations import Draws
 from embodied.runtime.channel import Command, Completion
+from embodied.types import WorkerFacts
 
 
 @dataclass(frozen=True)
@@ -134,4 +135,26 @@ class EnvPort(Protocol):
 
     def forgive(self, slot: int) -> None:
         """Report that the episode that has ended the slot's workers is given up: it is not the slot's fault."""
+        ...
+
+    @property
+    def facts(self) -> Sequence[WorkerFacts]:
+        """Facts that the serving workers found at their start."""
+        ...
+
+    @property
+    def memory(self) -> int:
+        """Bytes of the workers, wherever they are. No command may be in flight."""
+        ...
+
+    def rest(self) -> None:
+        """End the workers until :meth:`wake`, so that all that they hold is free. No command may be in flight."""
+        ...
+
+    def wake(self) -> None:
+        """Start the workers, unless they have been, and wait until they serve."""
+        ...
+
+    def close(self) -> None:
+        """End the workers for good."""
         ...

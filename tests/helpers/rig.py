@@ -17,6 +17,9 @@ from embodied.random import Stream
 from embodied.runtime.policy.policy_port import OnePass, PolicyPort
 from embodied.runtime.pool.pool import Deadlines, Pool, PoolConfig
 from embodied.runtime.records import RecordStore
+from embodied.runtime.remote.hosts import HostsConfig, RemotePool
+from embodied.runtime.remote.local import LocalStarter
+from embodied.runtime.remote.starter import HostStarter
 from embodied.runtime.rollout.rollout import Job, Rollout, Schedule
 from embodied.runtime.rollout.traces import Traces
 from embodied.runtime.slab import Slab, info_fields, runtime_fields
@@ -37,7 +40,7 @@ class Rig:
     env: Any  # FakeEnv, unless another was asked for
     policy: Any
     slab: Slab
-    pool: Pool
+    pool: Any  # Pool, or a RemotePool if hosts were asked for
 
     def rollout(
         self, lockstep: bool = False, min_batch: int = 1, policy_batch: int = 4, fixed_shape: bool = True,
@@ -63,10 +66,12 @@ def open_rig(
     log_dir: Path, slots: int = 2, workers: int = 2, rows: int = 64, target: str = "embodied.testing.FakeEnv",
     deadlines: Deadlines = FAST, reward: ShapedReward | None = None, queue_size: int = 0,
     policy: Mapping[str, Any] | None = None, max_restarts: int = 0, say: Callable[[str], None] = lambda text: None,
-    pool: Mapping[str, Any] | None = None, net: Any = None, kind: Callable[..., Any] = FakeEnv, **env_kwargs: Any,
+    pool: Mapping[str, Any] | None = None, net: Any = None, kind: Callable[..., Any] = FakeEnv, hosts: int = 0,
+    starter: HostStarter | None = None, node_timeout_s: float = 20.0, **env_kwargs: Any,
 ) -> Iterator[Rig]:  # fmt: skip
     """``env_kwargs`` go to the env of the workers; a ``target`` other than FakeEnv must be one with its spec, or with
-    that of ``kind``; it may take more. ``net``: a policy in the place of the fake one."""
+    that of ``kind``; it may take more. ``net``: a policy in the place of the fake one. ``hosts``: simulator hosts that
+    have the slots, started by ``starter``, else by one of this machine."""
     known = inspect.signature(kind).parameters
     env = kind(**{name: value for name, value in env_kwargs.items() if name in known})
     net = net or FakePolicy(**(policy or {}))
@@ -80,7 +85,12 @@ def open_rig(
         max_restarts=max_restarts, **(pool or {}),
     )  # fmt: skip
     try:
-        opened = Pool(config, slab, say)
+        opened: Any
+        if hosts:
+            remote = HostsConfig(config, hosts, tuple(env.spec.obs), node_timeout_s, gpus=())
+            opened = RemotePool(remote, slab, starter or LocalStarter(), say)
+        else:
+            opened = Pool(config, slab, say)
         try:
             yield Rig(env, net, slab, opened)
         finally:

@@ -35,21 +35,42 @@ class Opened:
 Open = Callable[..., Opened]
 
 
+CLASSES = {
+    (False, False): "embodied.testing.FakeEnv",
+    (False, True): "broken_envs.FailsOnce",
+    (True, False): "embodied.testing.FakeBatchEnv",
+    (True, True): "broken_batches.FailsOnceTogether",
+}
+"""The env's class, by whether it is a batch, and whether its first worker fails."""
+
+
 def local(batch: bool, workers: int) -> Callable[..., Callable[..., Opened]]:
     """The pool of this machine."""
 
     def opener(make_rig: Any, server: Any) -> Open:
         def opened(fails_once: str | None = None, max_restarts: int = 3, **env: Any) -> Opened:
             once = {"marker": fails_once} if fails_once else {}
-            classes = {
-                (False, False): "embodied.testing.FakeEnv",
-                (False, True): "broken_envs.FailsOnce",
-                (True, False): "embodied.testing.FakeBatchEnv",
-                (True, True): "broken_batches.FailsOnceTogether",
-            }
             rig = make_rig(
-                slots=SLOTS, workers=workers, target=classes[batch, bool(once)], max_restarts=max_restarts,
+                slots=SLOTS, workers=workers, target=CLASSES[batch, bool(once)], max_restarts=max_restarts,
                 pool={"batch": batch, "server": server}, **once, **env,
+            )  # fmt: skip
+            return Opened(rig.pool, rig.slab)
+
+        return opened
+
+    return opener
+
+
+def remote(batch: bool, hosts: int) -> Callable[..., Callable[..., Opened]]:
+    """Simulator hosts that are child processes of this machine."""
+
+    def opener(make_rig: Any, server: Any) -> Open:
+        def opened(fails_once: str | None = None, max_restarts: int = 3, **env: Any) -> Opened:
+            once = {"marker": fails_once} if fails_once else {}
+            target = CLASSES[batch, bool(once)]
+            rig = make_rig(
+                slots=SLOTS, workers=hosts, target=target, max_restarts=max_restarts, hosts=hosts,
+                pool={"batch": batch}, **once, **env,
             )  # fmt: skip
             return Opened(rig.pool, rig.slab)
 
@@ -63,6 +84,9 @@ PORTS: dict[str, tuple[Callable[..., Open], bool]] = {
     "one worker": (local(batch=False, workers=1), False),
     "forked": (local(batch=False, workers=2), True),
     "a batch": (local(batch=True, workers=1), False),
+    "a host": (remote(batch=False, hosts=1), False),
+    "hosts": (remote(batch=False, hosts=2), False),
+    "a host with a batch": (remote(batch=True, hosts=1), False),
 }
 
 

@@ -17,6 +17,7 @@ from embodied.run.build import brought, engine_process, model_for_env, perturbat
 from embodied.run.build.demonstrations import Demonstrated
 from embodied.run.build.given import Checked, ConfiguredEnv, Sides
 from embodied.run.build.sides import make_side
+from embodied.run.build.workers.hosts import check_hosts
 from embodied.run.build.workers.worker_memory import with_workers
 from embodied.run.folder.folder import check_writable
 from embodied.runtime.pool.file_limit import allow
@@ -65,6 +66,7 @@ class Rules:
             yield partial(shares.check_queues, side, config, processes)
             yield partial(check_deadline, side, config)
             yield partial(check_safe_stop, side, config)
+            yield partial(check_hosts, side, config, processes)
             yield partial(shares.check_stages, side, config, processes)
             yield partial(perturbations.check, config, side)
         if train:

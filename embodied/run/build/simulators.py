@@ -19,6 +19,7 @@ from embodied.run.build.engine import MAX_LANES, max_gap
 from embodied.run.build.given import ConfiguredEnv, Sides
 from embodied.run.build.policy import Model, record_fields, reproducible_arithmetic
 from embodied.run.build.shares import folder_of_rank, render_gpus_of, slots_of
+from embodied.run.build.workers.hosts import Hosts, hosts_of, open_port
 from embodied.run.build.workers.pools import forks, pool_config
 from embodied.run.folder.reporter import Reporter
 from embodied.runtime.engine.engine import Engine
@@ -26,7 +27,7 @@ from embodied.runtime.engine.port import EnginePort
 from embodied.runtime.policy.decoder import Decoder
 from embodied.runtime.policy.policy_port import OffersPort, OnePass, PolicyPort
 from embodied.runtime.pool.fork_server import ForkServer
-from embodied.runtime.pool.pool import Pool
+from embodied.runtime.ports import EnvPort
 from embodied.runtime.records import RecordStore
 from embodied.runtime.rollout.rollout import Job, Rollout, RolloutStats, Schedule
 from embodied.runtime.rollout.traces import Traces
@@ -44,7 +45,7 @@ class Workers:
     """The env workers of one side, with their slab and the rollout that drives them."""
 
     identity: str
-    pool: Pool
+    pool: EnvPort
     slab: Slab
     rollout: Rollout
     engine: Engine | None = None
@@ -99,16 +100,18 @@ class Simulators:
         is_run: False = the folder is that of no run, and gets no traces unless each rollout is to have one.
         learns: the policy of which ``model`` has a copy that acts; None = there is one policy.
         processes: those of the rollout, as the thread that runs it speaks with them.
+        hosts: have the workers; None = those that the configuration asks for, if it does.
     """
 
     def __init__(
         self, config: schema.Config, sides: Sides, processes: Group, model: Model, folder: Path, reporter: Reporter,
         server: ForkServer | None = None, engine: Engine | None = None, is_run: bool = True,
-        learns: Policy | None = None,
+        learns: Policy | None = None, hosts: Hosts | None = None,
     ) -> None:  # fmt: skip
         self._config, self.sides = config, sides
         self.processes, self.model, self.reporter, self.engine = processes, model, reporter, engine
         self._folder, self._server, self._is_run = folder, server, is_run
+        self._hosts = hosts or hosts_of(config)
         self._said: set[str] = set()
         self._probed = False
         self._learns = model.policy if learns is None else learns
@@ -135,7 +138,7 @@ class Simulators:
             shown = Shown.of(model.policy.spec, value=config.algorithm.adv_type == "gae")
             workers = replace(usual, server=self._server, live=live, shown=shown)
             with console.progress(f"starting {workers.num_workers} env workers", brief=True):
-                pool = Pool(workers, slab, console.say)
+                pool = open_port(config, side, workers, slab, self._hosts, console.say)
         except BaseException:
             slab.close()
             raise
@@ -213,7 +216,8 @@ def open_fork_server(
     Args:
         played: the envs of its workers, the one that begins first.
     """
-    if config.runner.dry_run or not forks(config.env, *(side.env for side in played)):
+    elsewhere = config.runner.dry_run or hosts_of(config) is not None  # hosts fork their workers themselves
+    if elsewhere or not forks(config.env, *(side.env for side in played)):
         yield None
         return
     if config.runner.deterministic:

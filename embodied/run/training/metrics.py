@@ -99,9 +99,8 @@ def of_rollout(
 
 def _memory(workers: Workers) -> dict[str, int]:
     """Bytes of this process, of its env workers, and of the server that forks them if there is one."""
-    slots = sum(map(proportional_memory, workers.pool.pids))
     server = {} if workers.server is None else {"template": proportional_memory(workers.server.pid)}
-    return {"policy": proportional_memory(os.getpid()), **server, "slots": slots}
+    return {"policy": proportional_memory(os.getpid()), **server, "slots": workers.pool.memory}
 
 
 def _of_memory(shares: Sequence[Mapping[str, int]]) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
+from collections.abc import Collection
 
 from embodied.errors import SafeStopError, WorkerError
 from embodied.runtime.pool.process import WorkerProcess
@@ -29,6 +30,21 @@ def await_end(worker: WorkerProcess, deadline: float) -> list[SafeStopError]:
         worker.process.wait()
         return failed
     return kill(worker) if code and worker.guardian is not None else []
+
+
+def end(workers: Collection[WorkerProcess]) -> list[SafeStopError]:
+    """Ends env workers and waits for them. Those that have not started yet have nothing to close and are killed, like
+    those that do not end within 5 s. Returns as :func:`kill` does."""
+    failed: list[SafeStopError] = []
+    for worker in workers:
+        if worker.facts is None or worker.overdue:
+            failed += kill(worker)
+        worker.socket.close()
+    deadline = time.monotonic() + 5.0
+    for worker in workers:
+        failed += await_end(worker, deadline)
+        worker.release()
+    return failed
 
 
 def press(worker: WorkerProcess) -> None:

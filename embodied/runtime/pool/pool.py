@@ -19,15 +19,13 @@ from embodied.errors import SafeStopError
 from embodied.observe.video.video import Video
 from embodied.perturbations import Draws
 from embodied.runtime.channel import Command, Completion
+from embodied.runtime.memory import proportional_memory
 from embodied.runtime.pool import ending, process
 from embodied.runtime.pool.placement import slots_of
 from embodied.runtime.pool.process import Deadlines as Deadlines
-from embodied.runtime.pool.process import PoolConfig as PoolConfig
-from embodied.runtime.pool.process import WorkerProcess
+from embodied.runtime.pool.process import PoolConfig, WorkerProcess
 from embodied.runtime.pool.supervise import Supervisor
-from embodied.runtime.ports import Back as Back
-from embodied.runtime.ports import Event as Event
-from embodied.runtime.ports import Lost as Lost
+from embodied.runtime.ports import Back, Event, Lost
 from embodied.runtime.slab import Slab
 from embodied.types import WorkerFacts
 
@@ -37,6 +35,7 @@ class Pool:
 
     Args:
         say: given one paragraph for each worker that failed and is replaced.
+        wait: return when all workers serve; else :meth:`recv` says which do.
 
     Raises (from the constructor and ``recv``):
         WorkerDiedError, WorkerHungError: with the worker's traceback or stack, if it failed at its first start or too
@@ -45,7 +44,9 @@ class Pool:
         SafeStopError: (from ``close``, too) a robot may still move.
     """
 
-    def __init__(self, config: PoolConfig, slab: Slab, say: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self, config: PoolConfig, slab: Slab, say: Callable[[str], None] = lambda text: None, wait: bool = True
+    ) -> None:
         self._config, self._slab = config, slab
         self.num_slots = config.num_slots
         self._supervisor = Supervisor(config.max_restarts, say)
@@ -62,19 +63,23 @@ class Pool:
         self._look_at = 0.0  # monotonic time before which no deadline passes
         config.log_dir.mkdir(parents=True, exist_ok=True)
         try:
-            self.wake()
+            self.wake(wait)
         except BaseException:
             self.close()
             raise
 
-    def wake(self) -> None:
-        """Start the workers, unless they have been."""
+    def wake(self, wait: bool = True) -> None:
+        """Start the workers, unless they have been, and ``wait`` until they serve."""
         if not self._workers:
             self._attempts = [0] * self._config.num_workers
             for index in range(self._config.num_workers):
                 self._start(index)
-            self._await_start()
-            self._served = True
+            while wait and self._starting:
+                self._poll(self._next_deadline())
+
+    def fileno(self) -> int:
+        """Returns a descriptor that is readable when :meth:`recv` has something to say, deadlines apart."""
+        return self._epoll.fileno()
 
     # -- starting and replacing --------------------------------------------------------------------------------------
 
@@ -90,10 +95,6 @@ class Pool:
         for fd in worker.fds:
             self._epoll.register(fd, select.EPOLLIN)
             self._by_fd[fd] = worker
-
-    def _await_start(self) -> None:
-        while self._starting:
-            self._poll(self._next_deadline())
 
     def _replace(self, worker: WorkerProcess) -> list[Event]:
         """Release a worker that has ended and start another. Returns what it had done, and which slots are lost."""
@@ -128,6 +129,15 @@ class Pool:
     def facts(self) -> list[WorkerFacts]:
         """Facts that the serving workers found at their start."""
         return [worker.facts for worker in self._in_order if worker.facts is not None]
+
+    def facts_of(self, slot: int) -> WorkerFacts | None:
+        """Returns what the slot's worker found at its start; None while it starts."""
+        return self._by_slot[slot].facts
+
+    @property
+    def memory(self) -> int:
+        """Bytes of the workers."""
+        return sum(map(proportional_memory, self.pids))
 
     @property
     def pids(self) -> list[int]:
@@ -175,8 +185,7 @@ class Pool:
     # -- serving -----------------------------------------------------------------------------------------------------
 
     def send(self, command: Command, video: Video | None = None, draws: Draws | None = None) -> None:
-        """Give a slot its next command. Its worker is woken by the next :meth:`flush` or :meth:`recv`, once for all its
-        slots.
+        """Give a slot its next command. Its worker is woken by the next :meth:`flush` or :meth:`recv`.
 
         Args:
             video: how a RESET with ``video=True`` records its episode.
@@ -215,7 +224,7 @@ class Pool:
         """Wait until ``min_ready`` slots have completed, a slot was lost or came back, ``timeout`` seconds have passed,
         or nothing is left to wait for. Returns all that has happened."""
         self.flush()
-        events: list[Event] = []
+        events = list[Event]()
         until = float("inf") if timeout is None else time.monotonic() + timeout
         while True:
             missing = min_ready - len(events)
@@ -295,6 +304,7 @@ class Pool:
             return []
         worker.overdue = None
         self._starting -= 1
+        self._served |= not self._starting
         return [Back(slot) for slot in worker.slots]
 
     def _completed(self, worker: WorkerProcess) -> list[Completion]:
@@ -322,23 +332,14 @@ class Pool:
             raise failed[0]
 
     def close(self) -> None:
-        """End the workers and wait for them. Those that have not started yet have nothing to close and are killed, like
-        those that do not end within 5 s."""
+        """End the workers and wait for them."""
         with closing(self._epoll):
             self.rest()
 
     def _end(self) -> list[SafeStopError]:
-        failed: list[SafeStopError] = []
         for fd in self._by_fd:  # none after close
             self._epoll.unregister(fd)
-        for worker in self._workers.values():
-            if worker.facts is None or worker.overdue:
-                failed += ending.kill(worker)
-            worker.socket.close()
-        deadline = time.monotonic() + 5.0
-        for worker in self._in_order:
-            failed += ending.await_end(worker, deadline)
-            worker.release()
+        failed = ending.end(self._in_order)
         self._workers, self._by_fd, self._by_slot, self._to_wake, self._quiet = {}, {}, {}, {}, {}
         self._starting = 0
         return failed

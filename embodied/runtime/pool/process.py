@@ -19,6 +19,7 @@ from embodied.errors import WorkerDiedError, WorkerError, WorkerHungError
 from embodied.lib.child import how_it_ended, tail
 from embodied.runtime.channel import Channel, Command, Completion, Kind
 from embodied.runtime.messages import Notice, Outbox, Ready, WorkerSetup, receive, send
+from embodied.runtime.pool.books import Books
 from embodied.runtime.pool.fork_server import ForkedProcess, ForkServer
 from embodied.runtime.pool.placement import START, cores_of, module_folders, numa_nodes, worker_environment
 from embodied.runtime.pool.safe_stop import Guardian, await_frozen
@@ -79,7 +80,7 @@ class PoolConfig:
 
 
 @dataclass
-class WorkerProcess:
+class WorkerProcess(Books):
     """A worker's process and its connections to the launcher. ``facts`` are set once it serves."""
 
     index: int
@@ -93,10 +94,10 @@ class WorkerProcess:
     since: float  # monotonic time at which its present phase began
     told: float = 0.0  # monotonic time at which it was last given a command
     facts: WorkerFacts | None = None
-    batch: bool = False  # its slots are stepped together, in rounds (:mod:`embodied.runtime.worker.batch`)
-    pending: dict[int, Command] = field(default_factory=dict)  # unanswered commands by slot, oldest first
-    resets: int = 0  # number of RESETs in pending
-    in_episode: set[int] = field(default_factory=set)  # slots that were reset and whose episode has not ended
+    batch: bool = False
+    pending: dict[int, Command] = field(default_factory=dict)
+    resets: int = 0
+    in_episode: set[int] = field(default_factory=set)
     words: Ready | None = None  # its own message about why it ends
     overdue: str | None = None  # the phase that took too long
     killed: bool = False
@@ -119,19 +120,6 @@ class WorkerProcess:
         return "resetting" if resetting else "stepping"
 
     @property
-    def waits(self) -> bool:
-        """True if its batch cannot step: some slot in the middle of its episode has no command."""
-        return self.batch and not self.resets and len(self.pending) < len(self.in_episode)
-
-    @property
-    def moving(self) -> Collection[int]:
-        """Slots whose command it will answer, whatever else it is told. While a batch resets some of its slots, the
-        launcher does not know whether the steps of the others are executed with them."""
-        if self.batch and self.resets:
-            return [slot for slot, command in self.pending.items() if command.kind == Kind.RESET]
-        return () if self.waits else self.pending.keys()
-
-    @property
     def busy(self) -> Collection[int]:
         """Slots that it may have been busy with when it failed; in a batch all that had a command."""
         if self.batch:
@@ -140,8 +128,7 @@ class WorkerProcess:
 
     def give(self, command: Command) -> None:
         """Notes a command that was sent to the worker."""
-        self.pending[command.slot] = command
-        self.resets += command.kind == Kind.RESET
+        self.note(command)
         self.told = time.monotonic()
         if len(self.pending) == 1 or (self.batch and not self.overdue):  # else the present deadline stays
             self.since = self.told
@@ -150,12 +137,7 @@ class WorkerProcess:
         """Notes a command that the worker has executed. Its present phase began then, or when it was last told, if that
         is later."""
         self.since = max(self.told, done.finished)
-        del self.pending[done.slot]
-        if done.kind == Kind.RESET:
-            self.resets -= 1
-            self.in_episode.add(done.slot)
-        elif done.ended:
-            self.in_episode.discard(done.slot)
+        self.cross_off(done)
 
     def deadline(self, deadlines: Deadlines) -> float:
         """Monotonic time at which something must be done about this worker."""

@@ -20,10 +20,11 @@ class Supervisor:
     Args:
         max_restarts: restarts of one worker in a row; the failure after that ends the run. 0: the first does.
         say: given one paragraph a failure.
+        kind: what fails: worker, or simulator host.
     """
 
-    def __init__(self, max_restarts: int, say: Callable[[str], None]) -> None:
-        self._max, self._say = max_restarts, say
+    def __init__(self, max_restarts: int, say: Callable[[str], None], kind: str = "worker") -> None:
+        self._max, self._say, self._kind = max_restarts, say, kind
         self._in_a_row: Counter[int] = Counter()
         self._noticed = False
         self.total = 0  # failures that were survived
@@ -54,12 +55,14 @@ class Supervisor:
         self._in_a_row[worker] += 1
         count = self._in_a_row[worker]
         if count > self._max:
-            raise _too_many(error, f"worker {worker} has failed {count} times in a row without finishing an episode")
+            raise _too_many(
+                error, f"{self._kind} {worker} has failed {count} times in a row without finishing an episode"
+            )
         self.total += 1
         self._say(
             f"{getattr(error, 'message', error)}\n{last_lines(getattr(error, 'detail', ''))}\n"
-            f"  a new worker takes its place ({count} of env.max_worker_restarts {self._max} in a row) and redoes its "
-            f"episodes; its log stays in {log}"
+            f"  a new {self._kind} takes its place ({count} of env.max_worker_restarts {self._max} in a row) and "
+            f"redoes its episodes; its log stays in {log}"
         )
 
     def episode_failed(self, error: Exception, episode: int, count: int, suspects: int) -> None:

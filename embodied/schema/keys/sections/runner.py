@@ -334,6 +334,20 @@ class ClusterConfig(Section):
         description="dry_run: speed of each node's network in each direction, 10⁹ bits a second. A dry run then says "
         "how many seconds of an iteration each link takes at least; null = the bytes alone.",
     )
+    simulator_hosts: int = Field(
+        0,
+        ge=0,
+        description="Simulator hosts of each process: child processes of this machine that have its env slots and "
+        "workers and send observations over TCP, as hosts on other machines do. Results are the same to the bit. 0 = "
+        "the process has its workers itself.",
+    )
+    node_timeout_s: float = Field(
+        30.0,
+        gt=0,
+        description="How long a simulator host may be silent. A shorter interruption of the network loses nothing; "
+        "after a longer one the host's episodes are redone elsewhere, another host takes its place, and the lost one "
+        "ends itself.",
+    )
 
 
 def check_name(runner: RunnerConfig) -> None:

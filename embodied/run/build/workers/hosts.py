@@ -1,0 +1,85 @@
+"""Opens env slots: workers of this process, or simulator hosts (``cluster.simulator_hosts``). Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from embodied import schema
+from embodied.errors import ConfigError
+from embodied.parallel.group import Group
+from embodied.run.build.given import ConfiguredEnv
+from embodied.run.build.shares import slots_of
+from embodied.run.build.workers.pools import forks
+from embodied.runtime.pool.pool import Pool, PoolConfig
+from embodied.runtime.ports import EnvPort
+from embodied.runtime.remote.hosts import HostsConfig, RemotePool
+from embodied.runtime.remote.local import LocalStarter
+from embodied.runtime.remote.starter import HostStarter
+from embodied.runtime.slab import Slab
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The simulator hosts of a process, and who starts them.
+
+    Args:
+        elsewhere: they run on other machines, whose cores and GPUs are theirs alone. Else they share those of this one.
+    """
+
+    starter: HostStarter
+    count: int
+    elsewhere: bool = False
+
+
+def hosts_of(config: schema.Config) -> Hosts | None:
+    """Returns the hosts that the configuration asks for; None = the workers are those of the process itself."""
+    if (count := config.cluster.simulator_hosts) == 0:
+        return None
+    return Hosts(LocalStarter(config.env.init_timeout_s), count)
+
+
+def open_port(
+    config: schema.Config, side: ConfiguredEnv, pool: PoolConfig, slab: Slab, hosts: Hosts | None,
+    say: Callable[[str], None],
+) -> EnvPort:  # fmt: skip
+    """Opens env slots over a slab.
+
+    Args:
+        pool: settings of the workers as they would be without hosts.
+    """
+    if hosts is None:
+        return Pool(pool, slab, say)
+    if hosts.elsewhere:
+        own = config.env.num_workers
+        pool = replace(pool, num_workers=own if isinstance(own, int) else 0, rank=0, ranks=1)
+    gpus = pool.gpus if not hosts.elsewhere else None if config.env.render_gpus is None else (*config.env.render_gpus,)
+    remote = HostsConfig(
+        replace(pool, server=None), min(hosts.count, pool.num_slots), tuple(side.spec.obs),
+        config.cluster.node_timeout_s, gpus, forks(config.env, side.env), hosts.elsewhere,
+    )  # fmt: skip
+    return RemotePool(remote, slab, hosts.starter, say)
+
+
+def check_hosts(side: ConfiguredEnv, config: schema.Config, processes: Group) -> None:
+    """Refuses simulator hosts for what they cannot do."""
+    hosts, slots = config.cluster.simulator_hosts, slots_of(config, processes)
+    if not hosts:
+        return
+    if config.runner.task.records:
+        raise ConfigError(
+            f"cluster.simulator_hosts is {hosts}, and demonstrations are recorded by workers of the process itself",
+            "leave cluster.simulator_hosts out",
+        )
+    if not side.spec.retry_safe:
+        raise ConfigError(
+            f"cluster.simulator_hosts is {hosts}, and {side.config.target} has a robot (EnvSpec.retry_safe is False), "
+            "which only workers of the process itself can stop safely",
+            "leave cluster.simulator_hosts out",
+        )
+    if hosts > slots:
+        raise ConfigError(
+            f"cluster.simulator_hosts is {hosts}, and there are {slots} env slots: some hosts would be idle",
+            f"set cluster.simulator_hosts to {slots} or less, or raise env.train.total_num_envs and "
+            "env.eval.total_num_envs",
+        )

@@ -1,0 +1,143 @@
+"""Simulator hosts for tests: in a thread of the test, or behind a relay that cuts and damages."""
+
+from __future__ import annotations
+
+import random
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from contextlib import contextmanager, suppress
+
+from embodied.runtime.remote.host import Host
+from embodied.runtime.remote.local import LocalStarter
+from embodied.runtime.remote.starter import Address, HostJob, StartedHost
+
+
+class ThreadHost:
+    """A host in a thread: it starts in no time, and its workers are processes as usual."""
+
+    node = "a thread"
+
+    def __init__(self, job: HostJob, key: bytes) -> None:
+        self.host = Host(job, key, Address("127.0.0.1", 0))
+        self.address = self.host.address
+        self._thread = threading.Thread(target=self.host.serve, daemon=True)
+        self._thread.start()
+
+    def tail(self) -> str:
+        return ""
+
+    def stop(self) -> None:
+        self.host._told_to_end = True
+        self._thread.join(10.0)
+
+
+class ThreadStarter:
+    def start(self, index: int, job: HostJob, key: bytes, avoid: AbstractSet[str]) -> StartedHost:
+        return ThreadHost(job, key)
+
+
+class Relay:
+    """Passes bytes on between a rollout and a host.
+
+    Args:
+        damage: bytes between two that are changed, on average; 0: none is.
+    """
+
+    def __init__(self, host: Address, damage: int = 0, seed: int = 0) -> None:
+        self._host, self._damage, self._chance = host, damage, random.Random(seed)
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address = Address(*self._listening.getsockname()[:2])
+        self._open: list[socket.socket] = []
+        self.passing = threading.Event()  # cleared: nothing passes, and nobody is told
+        self.passing.set()
+        self.damaged = self.connections = 0
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        with suppress(OSError):
+            while True:
+                near, _ = self._listening.accept()
+                self.connections += 1
+                try:
+                    far = socket.create_connection(self._host)
+                except OSError:
+                    near.close()
+                    continue
+                self._open += [near, far]
+                for source, sink in ((near, far), (far, near)):
+                    threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        passed, with_damage_at = 0, self._next_damage()
+        with suppress(OSError), source, sink:
+            while data := bytearray(source.recv(1 << 16)):
+                self.passing.wait()
+                while with_damage_at is not None and with_damage_at < passed + len(data):
+                    data[int(with_damage_at - passed)] ^= 1 << self._chance.randrange(8)
+                    self.damaged += 1
+                    with_damage_at += self._next_damage() or 0
+                passed += len(data)
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_RDWR)
+
+    def _next_damage(self) -> int | None:
+        return 1 + int(self._chance.expovariate(1 / self._damage)) if self._damage else None
+
+    def cut(self) -> None:
+        """Breaks all connections off, in the middle of whatever they carry."""
+        for each in self._open:
+            with suppress(OSError):
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                each.shutdown(socket.SHUT_RDWR)
+        self._open.clear()
+
+    def close(self) -> None:
+        self.passing.set()
+        self._listening.close()
+        self.cut()
+
+
+class RelayedHost:
+    def __init__(self, host: StartedHost, relay: Relay) -> None:
+        self.host, self.relay, self.node, self.address = host, relay, host.node, relay.address
+
+    def tail(self) -> str:
+        return self.host.tail()
+
+    def stop(self) -> None:
+        self.relay.close()
+        self.host.stop()
+
+
+class RelayedStarter:
+    """Hosts behind relays. ``kind``: of the starter that they have; ``damage``: see :class:`Relay`."""
+
+    def __init__(self, kind: type = LocalStarter, damage: int = 0) -> None:
+        self._inner, self._damage = kind(), damage
+        self.relays: list[Relay] = []
+
+    def start(self, index: int, job: HostJob, key: bytes, avoid: AbstractSet[str]) -> StartedHost:
+        host = self._inner.start(index, job, key, avoid)
+        self.relays.append(Relay(host.address, self._damage, seed=index))
+        return RelayedHost(host, self.relays[-1])
+
+
+@contextmanager
+def meanwhile(work) -> Iterator[None]:
+    """Runs ``work`` again and again in a thread; it returns the seconds until the next time."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(work()):
+            pass
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(60)
