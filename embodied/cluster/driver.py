@@ -177,7 +177,7 @@ class Driver:
             Order(
                 self._plan.arguments, "ray", place * shape.each, shape.each, place, shape.size,
                 self._nodes[0].address, port, self._plan.folder, str(Path(self._plan.run, "logs")), self._plan.grace_s,
-                head,
+                head, self._nodes[place].address,
             )
             for place in range(shape.nodes)
         ]  # fmt: skip

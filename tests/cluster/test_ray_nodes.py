@@ -208,6 +208,29 @@ def test_more_than_the_cluster_has_is_refused_with_what_it_has(nodes):
     )
 
 
+def test_simulators_on_another_node_change_no_bit_also_when_it_is_gone(nodes):
+    """The node that is lost is not taken again: the one with the rank is left."""
+    one = ("cluster.launcher=ray", "cluster.num_nodes=1", "cluster.num_gpus_per_node=1", "env.train.step_s=0.03")
+    with started(nodes, "a", *RUN, *one, "runner.max_epochs=8", name="beside") as process:
+        assert process.wait(ENDS_S) == 0
+    hosts = (*one, "runner.max_epochs=8", "cluster.simulator_hosts=1", "cluster.node_timeout_s=10")
+    with started(nodes, "a", *RUN, *hosts, name="hosts") as process:
+        has_checkpoint(nodes, "hosts", process)
+        with_rank, other = ("a", "b") if "ranks: a (" in printed(nodes, "hosts") else ("b", "a")
+        assert nodes.pids(other, "embodied.runtime.remote.serve"), f"the rank is on {with_rank}"
+        if other == "b":
+            nodes.cut_power("b")
+        assert process.wait(ENDS_S) == 0
+    rows, tensors = results(nodes, "hosts")
+    for row in rows:
+        row.pop("rollout/worker_restarts", None)
+    expected, same = results(nodes, "beside")
+    for row in expected:
+        row.pop("rollout/worker_restarts", None)
+    assert rows == expected
+    assert tensors == same
+
+
 def test_ranks_save_and_end_when_the_head_is_gone(nodes):
     """The last test: it takes the cluster with it."""
     with started(nodes, "b", *LASTS, *BY_RAY, name="headless") as process:
