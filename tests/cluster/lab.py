@@ -29,7 +29,7 @@ from environments import python_with
 RAY = "ray[default]>=2.50"
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = "198.18.0.1:6379"
-READY_S = 120.0
+READY_S = 240.0
 LEFT_S = 900.0  # by which a node's first process outlives its raylet
 
 
@@ -146,7 +146,7 @@ class Lab:
     def _ray_start(self, name: str, address: int, cpus: int, head: bool) -> list[str]:
         where = ["--head", "--port=6379", "--include-dashboard=false"] if head else [f"--address={HEAD}"]
         return [
-            str(self.bin / "ray"), "start", *where, "--block", f"--node-ip-address=198.18.0.{address}",
+            str(self.bin / "ray"), "start", *where, f"--node-ip-address=198.18.0.{address}",
             f"--node-name={name}", f"--num-cpus={cpus}", "--num-gpus=0", "--object-store-memory=100000000",
             "--disable-usage-stats", *([f"--temp-dir={self._ray}"] if head else []),
         ]  # fmt: skip
@@ -156,7 +156,8 @@ class Lab:
     ) -> subprocess.Popen[bytes]:
         """The first process of a node outlives its raylet, as that of a machine does."""
         mounts = f"mount -t tmpfs none /dev/shm; mount -t tmpfs none {self._ray}; {before}"
-        script = f"{mounts}; {shlex.join(command)}; sleep {LEFT_S:g}"
+        again = f" || {{ ray stop --force; {shlex.join(command)}; }}"  # Ray gives a raylet 30 s to start
+        script = f"{mounts}; {shlex.join(command)}{2 * again}; sleep {LEFT_S:g}"
         words = [
             "ip", "netns", "exec", space, "nice", "-n", "10", "unshare", "--pid", "--mount", "--fork", "--kill-child",
             "--mount-proc", "sh", "-c", script,
