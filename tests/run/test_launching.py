@@ -137,9 +137,8 @@ def started(*overrides: str) -> subprocess.Popen[bytes]:
 @pytest.mark.slow
 def test_local_ranks_make_the_run_of_torchrun_and_a_killed_one_goes_on():
     assert launching.launches(config(*LOCAL))
-    process = started(
-        "env.train.step_s=0.02", "runner.max_epochs=8", "runner.save_interval=1", "cluster.max_restarts=1"
-    )
+    options = ("env.train.step_s=0.02", "runner.max_epochs=8", "runner.save_interval=1")
+    process = started(*options, "cluster.max_restarts=1")
     first = Path("runs/run/checkpoints/000001/meta.json")
     wait_for(lambda: first.exists() or process.poll() is not None, ENDS_S)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="utf-8").split()
