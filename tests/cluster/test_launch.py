@@ -34,6 +34,9 @@ class Told:
     def send(self, command: dict[str, float]) -> None:
         self.sent.append(command)
 
+    def words(self) -> str:
+        return "Fatal Python error"
+
     def close(self) -> None:
         pass
 
@@ -119,6 +122,22 @@ def test_ranks_that_do_not_end_after_the_first_are_killed(monkeypatch):
     assert told.sent == [{"end": 0.0}, {"end": 0.0}]
 
 
+def test_ranks_that_nobody_sees_any_more_are_a_failure_with_ray_s_words():
+    with pytest.raises(ClusterError, match="Ray has failed, and these are its last words:\nFatal Python error"):
+        watched(Ended(0, 0))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_anything_is_placed_is_a_stop(number):
+    told = Told()
+    told.events = queue.SimpleQueue()
+    told.events.put(None)
+    watch = Watch(told, 30.0, lambda text: None)
+    watch.signal(number)
+    watch.run()
+    assert watch.status == 128 + number
+
+
 def job(tmp_path: Path, **how: object) -> Job:
     usual = Job(
         "local", ["-m", "embodied.train"], tmp_path / "runs" / "one", "CPU", None, 2, "auto", 60.0, 5.0, 20.0, 0,
@@ -187,7 +206,7 @@ def test_without_ray_the_command_that_installs_it_is_said(tmp_path, monkeypatch)
 
 
 def test_signals_have_their_handlers_back(tmp_path, starts):
-    starts.tells = [(Ended(0, 0), Ended(1, 0))]
+    starts.tells = [tuple(Ended(rank, 0) for rank in range(4))]
     before = signal.getsignal(signal.SIGTERM)
     launch.launch(job(tmp_path))
     assert signal.getsignal(signal.SIGTERM) is before

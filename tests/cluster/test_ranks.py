@@ -29,7 +29,8 @@ def stop(*_):
     sys.exit(143)
 signal.signal(signal.SIGTERM, stop)
 print("ready", flush=True)
-time.sleep(600)
+while True:
+    time.sleep(0.05)  # a signal that comes just before a long sleep would wait for its end
 """
 
 
