@@ -5,14 +5,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import queue
 import socket
 import struct
 import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from embodied.cluster.ranks import Order, free_port
@@ -30,7 +29,9 @@ class Agent:
 
     def __init__(self, address: str) -> None:
         self._address = address
-        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._lines: list[str] = []
+        self._forgotten = 0  # lines before these
+        self._more = threading.Condition()
         self._keeper: subprocess.Popen[str] | None = None
 
     def clock(self) -> float:
@@ -48,7 +49,7 @@ class Agent:
             env=_environment(self._address), start_new_session=True,
         )  # fmt: skip
         threading.Thread(target=self._read, args=(self._keeper,), daemon=True, name="keeper").start()
-        self.send(asdict(replace(Order(**order))))
+        self.send(asdict(Order(**order)))
 
     def send(self, command: dict[str, Any]) -> None:
         """Hands a command to the keeper, if it is still there."""
@@ -63,21 +64,18 @@ class Agent:
     def _read(self, keeper: subprocess.Popen[str]) -> None:
         assert keeper.stdout is not None
         for line in keeper.stdout:
-            self._lines.put(line)
-        self._lines.put(None)
+            with self._more:
+                self._lines.append(line)
+                self._more.notify_all()
 
-    def events(self, wait_s: float) -> list[str]:
-        """Returns what the ranks have told since the last call, as soon as there is something, or nothing after
-        ``wait_s`` seconds."""
-        found: list[str] = []
-        try:
-            line = self._lines.get(timeout=wait_s)
-            while line is not None:
-                found.append(line)
-                line = self._lines.get_nowait() if len(found) < BATCH else None
-        except queue.Empty:
-            pass
-        return found
+    def events(self, first: int, wait_s: float) -> list[str]:
+        """Returns what the ranks have told from the ``first``-th line on, as soon as there is one, or nothing after
+        ``wait_s`` seconds. A call whose answer was lost on the way can be made again; lines before are forgotten."""
+        with self._more:
+            del self._lines[: first - self._forgotten]
+            self._forgotten = first
+            self._more.wait_for(lambda: self._lines, wait_s)
+            return self._lines[:BATCH]
 
 
 def _environment(address: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -55,6 +56,8 @@ class Driver:
         self._agents: list[Any] = []
         self._nodes: list[Node] = []
         self._left: set[int] = set()  # ranks that run
+        self._heard: Counter[int] = Counter()  # lines of each node
+        self._answered: dict[int, float] = {}  # when each node last did
         self.each = 0
 
     # -- nodes -------------------------------------------------------------------------------------------------------
@@ -174,7 +177,7 @@ class Driver:
             Order(
                 self._plan.arguments, "ray", place * shape.each, shape.each, place, shape.size,
                 self._nodes[0].address, port, self._plan.folder, str(Path(self._plan.run, "logs")), self._plan.grace_s,
-                head,
+                head, self._nodes[place].address,
             )
             for place in range(shape.nodes)
         ]  # fmt: skip
@@ -183,26 +186,38 @@ class Driver:
     # -- watching ----------------------------------------------------------------------------------------------------
 
     def watch(self) -> None:
-        """Hands on what ranks tell until all have ended, or a node is lost."""
-        calls = {agent.events.remote(ASKED_S): place for place, agent in enumerate(self._agents)}
-        answered = dict.fromkeys(range(len(self._agents)), time.monotonic())
+        """Hands on what ranks tell until all have ended, or their nodes are lost."""
+        calls = dict(self._ask(place) for place in range(len(self._agents)))
+        self._answered = dict.fromkeys(calls.values(), time.monotonic())
         while self._left and calls:
             ready, _ = ray.wait(list(calls), num_returns=1, timeout=ASKED_S)
             for call in ready:
-                place = calls.pop(call)
-                try:
-                    self._hand_on(ray.get(call))
-                except ray.exceptions.RayError as error:
-                    self._lose(place, str(error).splitlines()[0])
-                    continue
-                answered[place] = time.monotonic()
-                calls[self._agents[place].events.remote(ASKED_S)] = place
-            for place in [place for place in calls.values() if self._silent(answered[place])]:
+                if self._take(call, place := calls.pop(call)):
+                    calls |= [self._ask(place)]
+            for place in [place for place in calls.values() if self._silent(place)]:
                 self._lose(place, f"it has not answered for {self._plan.agent_timeout_s:g} s")
                 calls = {call: other for call, other in calls.items() if other != place}
 
-    def _silent(self, answered: float) -> bool:
-        return time.monotonic() - answered > self._plan.agent_timeout_s + ASKED_S
+    def _ask(self, place: int) -> tuple[Any, int]:
+        return self._agents[place].events.remote(self._heard[place], ASKED_S), place
+
+    def _take(self, call: Any, place: int) -> bool:
+        """Hands on an answer of a node's agent; returns whether to ask again."""
+        try:
+            lines = ray.get(call)
+        except ray.exceptions.ActorUnavailableError:  # the network, or the node: whichever, for a while
+            time.sleep(BEAT_S)
+            return True
+        except ray.exceptions.RayError:
+            self._lose(place, "its agent has ended")
+            return False
+        self._answered[place] = time.monotonic()
+        self._heard[place] += len(lines)
+        self._hand_on(lines)
+        return True
+
+    def _silent(self, place: int) -> bool:
+        return time.monotonic() - self._answered[place] > self._plan.agent_timeout_s + ASKED_S
 
     def _hand_on(self, lines: Sequence[str]) -> None:
         for line in lines:

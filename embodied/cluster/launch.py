@@ -13,6 +13,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,13 +35,20 @@ INSTALL = "pip install 'ray[default]>=2.50'"
 END_S = 3.0  # for ranks to end after another has failed
 DRIVER_S = 15.0  # for the driver to end, with all of Ray that is on the way
 LOOKED_S = 0.5
+LOOK = (
+    "see ray status, and Ray's own logs on the head (/tmp/ray/session_latest/logs); end what is left, and start again"
+)
 BY_SIGNAL = (signal.SIGINT, signal.SIGTERM)
 
 
 class Started(Protocol):
-    """Ranks that run somewhere; ``events`` ends with None."""
+    """Ranks that run somewhere; ``events`` ends with None, also if nobody can see the ranks any more."""
 
     events: queue.SimpleQueue[Event | None]
+
+    def words(self) -> str:
+        """Returns the end of what the driver has printed."""
+        ...
 
     def send(self, command: dict[str, float]) -> None:
         """``{"signal": NUMBER}`` or ``{"end": SECONDS}`` until SIGKILL."""
@@ -69,6 +77,9 @@ class Local:
         else:
             threading.Thread(target=self._ranks.end, args=(command["end"],), daemon=True).start()
 
+    def words(self) -> str:
+        return ""
+
     def close(self) -> None:
         self._ranks.close()
 
@@ -76,27 +87,25 @@ class Local:
 class ByRay:
     """Ranks that a driver has placed by Ray."""
 
-    def __init__(self, plan: Plan, log: Path) -> None:
+    def __init__(self, plan: Plan) -> None:
         self.events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
-        self._log = log
+        self._printed = tempfile.NamedTemporaryFile(prefix="embodied-ray-")  # noqa: SIM115 (see close)
         reading, writing = os.pipe()
-        with log.open("ab") as file:
-            command = [sys.executable, "-m", "embodied.cluster.driver", str(writing)]
-            self._driver = Child(command, stdin=subprocess.PIPE, stdout=file, stderr=file, pass_fds=(writing,))
+        command = [sys.executable, "-m", "embodied.cluster.driver", str(writing)]
+        out = self._printed.fileno()
+        self._driver = Child(command, stdin=subprocess.PIPE, stdout=out, stderr=out, pass_fds=(writing,))
         os.close(writing)
         self._send(asdict(plan))
         threading.Thread(target=self._read, args=(reading,), daemon=True, name="driver").start()
 
     def _read(self, reading: int) -> None:
-        placed = False
         with open(reading, encoding="utf-8") as stream:
             for line in stream:
-                event = event_of(line)
-                placed |= isinstance(event, Placed | Refused)
-                self.events.put(event)
-        if not placed:
-            self.events.put(Refused(f"Ray has failed:\n{tail(self._log)}", f"see {self._log}"))
+                self.events.put(event_of(line))
         self.events.put(None)
+
+    def words(self) -> str:
+        return tail(Path(self._printed.name))
 
     def _send(self, command: object) -> None:
         assert self._driver.stdin is not None
@@ -111,6 +120,7 @@ class ByRay:
         with suppress(subprocess.TimeoutExpired):
             self._driver.wait(DRIVER_S)
         self._driver.end()
+        self._printed.close()
 
 
 class Watch:
@@ -122,7 +132,7 @@ class Watch:
         self.refused: list[EmbodiedError] = []
         self.cause: Cause | None = None
         self.statuses: list[int] = []
-        self._signals = 0
+        self._signal = 0  # the last that came
         self._head_gone = False
         self._until: float | None = None  # the ranks have ended by then, or are killed
 
@@ -146,6 +156,9 @@ class Watch:
                     self._end_by(self._grace_s)
                 case Refused():
                     self.refused.append(ClusterError(event.message, event.remedy))
+        stopped = self._head_gone or self._signal or self.cause or self.refused
+        if not stopped and len(self.statuses) < max(1, len(self.placed.names) * self.placed.each):
+            raise ClusterError(f"Ray has failed, and these are its last words:\n{self._started.words()}", LOOK)
 
     def _next(self) -> Event | None:
         while True:
@@ -160,7 +173,7 @@ class Watch:
             self.statuses.append(event.status)
         if self.cause is not None or (isinstance(event, Lost) and self._head_gone):
             return
-        stopped = isinstance(event, Ended) and self._signals and -event.status in BY_SIGNAL
+        stopped = isinstance(event, Ended) and self._signal and -event.status in BY_SIGNAL
         self.cause = None if stopped else cause_of(event, self.placed)
         if self.cause is not None:
             self._started.send({"end": END_S})
@@ -173,14 +186,16 @@ class Watch:
 
     def signal(self, number: int) -> None:
         """Hands a signal to the ranks, which answer it."""
-        self._signals += 1
+        self._signal = number
         self._started.send({"signal": number})
 
     @property
     def status(self) -> int:
         """Exit status for the command."""
         ended = [status if status >= 0 else 128 - status for status in self.statuses if status]
-        return next((status for status in STOPPED if status in ended), ended[0] if ended else 0)
+        by_signal = 128 + (signal.SIGTERM if self._head_gone else self._signal)
+        usual = by_signal if by_signal > 128 and not self.statuses else 0
+        return next((status for status in STOPPED if status in ended), ended[0] if ended else usual)
 
 
 def _places(placed: Placed) -> str:
@@ -291,7 +306,7 @@ def _started(job: Job, shapes: list[Shape], lost: list[str]) -> Iterator[Started
             started = Local(_local_order(job), "localhost")
         else:
             nonce.write_text(secrets.token_hex(16), encoding="utf-8")
-            started = ByRay(_plan(job, shapes, lost, nonce), job.run.absolute() / ".ray.log")
+            started = ByRay(_plan(job, shapes, lost, nonce))
         try:
             yield started
         finally:

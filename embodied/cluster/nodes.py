@@ -5,13 +5,13 @@ Ranks stand on the nodes in the order of their names, so the same cluster gives 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from embodied.errors import ClusterError
+from embodied.parallel.placement import by_name
 
 CLOCKS_S = 2.0
 """Most by which clocks may differ. Logs and time lines of nodes are read side by side."""
@@ -50,17 +50,8 @@ class Shape(NamedTuple):
 
 
 def in_order(nodes: Sequence[Node]) -> list[Node]:
-    """Sorts nodes by name; numbers in names count as numbers.
-
-    >>> [node.name for node in in_order([Node("", name, name, 1, 1) for name in ("n10", "n9", "m")])]
-    ['m', 'n9', 'n10']
-    """
-    return sorted(nodes, key=lambda node: ([int(p) if p.isdigit() else p for p in _parts(node.name)], node.address))
-
-
-def _parts(name: str) -> list[str]:
-    """Splits a name into texts and numbers in turn."""
-    return re.split(r"(\d+)", name)
+    """Sorts nodes by name, as the table of places does."""
+    return sorted(nodes, key=lambda node: (by_name(node.name), node.address))
 
 
 def usual_shape(nodes: Sequence[Node], count: int | None, each: int | None) -> Shape:

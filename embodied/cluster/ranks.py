@@ -20,7 +20,7 @@ from typing import IO
 
 from embodied.cluster.events import Ended, Line, Tell
 from embodied.lib.child import DRAIN_S, LOG_TAIL, Child, reap
-from embodied.parallel.launcher import VARIABLE, Launcher
+from embodied.parallel.launcher import NODE, VARIABLE, Launcher
 
 TAIL_LINES = 200
 
@@ -39,6 +39,7 @@ class Order:
         logs: folder for a log of each rank; "" = they print to this process's terminal, and no event tells it.
         grace_s: time between SIGTERM and SIGKILL when their launcher has gone.
         head: address of the Ray cluster's head; "" = there is none.
+        own: address of this machine in the cluster.
     """
 
     arguments: list[str]
@@ -53,6 +54,7 @@ class Order:
     logs: str = ""
     grace_s: float = 30.0
     head: str = ""
+    own: str = ""
 
 
 def environment_of(order: Order, local_rank: int, error_file: Path, base: Mapping[str, str]) -> dict[str, str]:
@@ -64,6 +66,7 @@ def environment_of(order: Order, local_rank: int, error_file: Path, base: Mappin
         "MASTER_ADDR": order.address, "MASTER_PORT": str(order.port),
         "TORCHELASTIC_ERROR_FILE": str(error_file), VARIABLE: order.launcher,
         "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1",
+        **({"RAY_ADDRESS": order.head, NODE: order.own} if order.head else {}),
     }  # fmt: skip
 
 

@@ -10,6 +10,9 @@ Launcher = Literal["local", "torchrun", "ray"]
 VARIABLE = "EMBODIED_LAUNCHER"
 """Names the launcher to processes that this package starts (``embodied.cluster``); torchrun does not set it."""
 
+NODE = "EMBODIED_NODE"
+"""Address of the node that a process of Ray's launcher stands on; RAY_ADDRESS is that of the cluster's head."""
+
 NUMBER: dict[Launcher, str] = {
     "torchrun": "torchrun --nproc-per-node",
     "local": "cluster.num_gpus_per_node",

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import mkdtemp
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -28,8 +29,8 @@ from environments import python_with
 RAY = "ray[default]>=2.50"
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = "198.18.0.1:6379"
-READY_S = 120.0
-LEFT_S = 90.0  # a node's first process may outlive its raylet that long: Ray gives up a lost head after 60 s
+READY_S = 240.0
+LEFT_S = 900.0  # by which a node's first process outlives its raylet
 
 
 def interpreter(request: pytest.FixtureRequest) -> str:
@@ -86,11 +87,20 @@ class Lab:
         shutil.rmtree(self._ray, ignore_errors=True)
 
     def _make_space(self, name: str) -> str:
-        """Makes a network namespace."""
+        """Makes a network namespace, anew if there was one of the name."""
         space = f"e{name}{os.getpid()}"
+        if space in self._spaces:
+            ip("netns", "del", space)
+            self._spaces.remove(space)
         ip("netns", "add", space)
         self._spaces.append(space)
         return space
+
+    def machine(self, name: str, address: int) -> None:
+        """Starts a machine without Ray, with a folder for Ray of its own at the usual place."""
+        space = self._connect(name, address)
+        self.nodes[name] = self._started(space, ["true"], "mkdir -p /tmp/ray; mount -t tmpfs none /tmp/ray", name, {})
+        self.first_process(name)
 
     def start(
         self, name: str, address: int, cpus: int = 2, before: str = "true", env: Mapping[str, str] | None = None
@@ -100,42 +110,69 @@ class Lab:
         Args:
             before: shell command in its namespaces before Ray starts there.
         """
-        space, head = self._make_space(name), not self.nodes
-        ip("-n", space, "link", "add", "e0", "type", "veth", "peer", "name", name, "netns", self._hub)
-        ip("-n", self._hub, "link", "set", "dev", name, "master", "hub", "up")
-        ip("-n", space, "addr", "add", f"198.18.0.{address}/24", "dev", "e0")
-        ip("-n", space, "link", "set", "e0", "up")
-        ip("-n", space, "link", "set", "lo", "up")
-        self.nodes[name] = self._started(name, space, self._ray_start(name, address, cpus, head), before, env or {})
+        head = not any(process.poll() is None for process in self.nodes.values())
+        space = self._connect(name, address)
+        command = self._ray_start(name, address, cpus, head)
+        self.nodes[name] = self._started(space, command, before, name, env or {})
         ready = f"import ray; ray.init('auto', log_to_driver=False); assert {len(self.running())} == " + (
             "sum(node['Alive'] for node in ray.nodes())"
         )
         wait_for(lambda: self.run(self.running()[0], [self.python, "-c", ready]).returncode == 0)
 
+    def _connect(self, name: str, address: int) -> str:
+        """Makes the namespace of a node with its link to the hub."""
+        space = self._make_space(name)
+        ip("-n", space, "link", "add", "e0", "type", "veth", "peer", "name", name, "netns", self._hub)
+        ip("-n", self._hub, "link", "set", "dev", name, "master", "hub", "up")
+        ip("-n", space, "addr", "add", f"198.18.0.{address}/24", "dev", "e0")
+        ip("-n", space, "link", "set", "e0", "up")
+        ip("-n", space, "link", "set", "lo", "up")
+        return space
+
+    def keep(self, name: str, address: int, **how: Any) -> None:
+        """Starts a node unless it is there. With the head all nodes go: they are nothing without it."""
+        head = next(iter(self.nodes), None)
+        if head is not None and not self._alive(head):
+            for other in self.nodes:
+                self.cut_power(other)
+            self.nodes.clear()
+        if not (name in self.nodes and self._alive(name)):
+            self.start(name, address, **how)
+
+    def _alive(self, name: str) -> bool:
+        """Returns whether the node runs, with Ray on it."""
+        return self.nodes[name].poll() is None and bool(self.pids(name, "raylet/raylet"))
+
     def _ray_start(self, name: str, address: int, cpus: int, head: bool) -> list[str]:
         where = ["--head", "--port=6379", "--include-dashboard=false"] if head else [f"--address={HEAD}"]
         return [
-            str(self.bin / "ray"), "start", *where, "--block", f"--node-ip-address=198.18.0.{address}",
+            str(self.bin / "ray"), "start", *where, f"--node-ip-address=198.18.0.{address}",
             f"--node-name={name}", f"--num-cpus={cpus}", "--num-gpus=0", "--object-store-memory=100000000",
             "--disable-usage-stats", *([f"--temp-dir={self._ray}"] if head else []),
         ]  # fmt: skip
 
     def _started(
-        self, name: str, space: str, command: list[str], before: str, env: Mapping[str, str]
+        self, space: str, command: list[str], before: str, name: str, env: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
         """The first process of a node outlives its raylet, as that of a machine does."""
         mounts = f"mount -t tmpfs none /dev/shm; mount -t tmpfs none {self._ray}; {before}"
-        script = f"{mounts}; {shlex.join(command)}; sleep {LEFT_S:g}"
+        again = f" || {{ ray stop --force; {shlex.join(command)}; }}"  # Ray gives a raylet 30 s to start
+        script = f"{mounts}; {shlex.join(command)}{2 * again}; sleep {LEFT_S:g}"
         words = [
             "ip", "netns", "exec", space, "nice", "-n", "10", "unshare", "--pid", "--mount", "--fork", "--kill-child",
             "--mount-proc", "sh", "-c", script,
         ]  # fmt: skip
         with (self.folder / f"{name}.node.log").open("wb") as log:
             return subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._env(env), start_new_session=True
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self.environment(env),
+                start_new_session=True,
             )
 
-    def _env(self, env: Mapping[str, str]) -> dict[str, str]:
+    def environment(self, env: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
         paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "helpers")])
         path = os.pathsep.join([str(self.bin), os.environ["PATH"]])
         return {**os.environ, "PATH": path, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **env}
@@ -155,12 +192,12 @@ class Lab:
         return ["nsenter", f"--wd={self.folder}", "-t", str(first), "-m", "-n", "-p", "nice", "-n", "10", *command]
 
     def popen(self, name: str, command: Sequence[str], **how: Any) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(self.on(name, command), env=self._env(how.pop("env", {})), **how)
+        return subprocess.Popen(self.on(name, command), env=self.environment(how.pop("env", {})), **how)
 
     def run(self, name: str, command: Sequence[str], timeout_s: float = READY_S) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            self.on(name, command), env=self._env({}), capture_output=True, text=True, encoding="utf-8", check=False,
-            timeout=timeout_s,
+            self.on(name, command), env=self.environment(), capture_output=True, text=True, encoding="utf-8",
+            check=False, timeout=timeout_s,
         )  # fmt: skip
 
     def pids(self, name: str, word: str) -> list[int]:

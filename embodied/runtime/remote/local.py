@@ -40,10 +40,11 @@ class LocalStarter:
 
     Args:
         start_s: seconds in which a host must listen; it builds no simulator before.
+        bind: address of this machine at which hosts listen.
     """
 
-    def __init__(self, start_s: float = 60.0) -> None:
-        self._start_s = start_s
+    def __init__(self, start_s: float = 60.0, bind: str = "127.0.0.1") -> None:
+        self._start_s, self._bind = start_s, bind
 
     def start(self, index: int, job: HostJob, key: bytes, avoid: AbstractSet[str]) -> StartedHost:
         """Starts a child process. See :class:`embodied.runtime.remote.starter.HostStarter`."""
@@ -52,7 +53,7 @@ class LocalStarter:
         with open(read, encoding="utf-8") as reading:
             try:
                 with log.open("ab") as output:
-                    command = [sys.executable, "-m", "embodied.runtime.remote.serve", str(write), "127.0.0.1"]
+                    command = [sys.executable, "-m", "embodied.runtime.remote.serve", str(write), self._bind]
                     process = Child(
                         command, stdin=subprocess.PIPE, stdout=output, stderr=output, pass_fds=(write,),
                         env={**os.environ, "PYTHONUNBUFFERED": "1"},

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from embodied import schema
 from embodied.errors import ConfigError
 from embodied.parallel.group import Group
+from embodied.parallel.launcher import NODE, launched_by
 from embodied.run.build.given import ConfiguredEnv
 from embodied.run.build.shares import slots_of
 from embodied.run.build.workers.pools import forks
@@ -36,6 +38,11 @@ def hosts_of(config: schema.Config) -> Hosts | None:
     """Returns the hosts that the configuration asks for; None = the workers are those of the process itself."""
     if (count := config.cluster.simulator_hosts) == 0:
         return None
+    if launched_by(os.environ) == "ray":
+        from embodied.cluster.sim_host import RayStarter
+
+        starter = RayStarter(os.environ["RAY_ADDRESS"], os.environ[NODE], config.env.init_timeout_s)
+        return Hosts(starter, count, elsewhere=True)
     return Hosts(LocalStarter(config.env.init_timeout_s), count)
 
 

@@ -331,9 +331,9 @@ class ClusterConfig(Section):
     simulator_hosts: int = Field(
         0,
         ge=0,
-        description="Simulator hosts of each process: child processes of this machine that have its env slots and "
-        "workers and send observations over TCP, as hosts on other machines do. Results are the same to the bit. 0 = "
-        "the process has its workers itself.",
+        description="Simulator hosts of each process, which have its env slots and workers and send observations over "
+        "TCP: with launcher=ray on nodes with free CPUs, those without a process first, else child processes of this "
+        "machine. Results are the same to the bit. 0 = the process has its workers itself.",
     )
     node_timeout_s: float = Field(
         30.0,

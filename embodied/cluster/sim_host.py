@@ -1,0 +1,167 @@
+"""Starts simulator hosts on other nodes: Ray places an actor that starts the process of the host, rows go by TCP.
+
+    rank: RayStarter ── actor SimHost on a node ──▶ child process: embodied.runtime.remote.serve
+                 ◀──────────── rows, from the host itself ─────────────┘
+
+The node is chosen here, not by Ray: Ray takes a dead node for alive for seconds, and would place a host there.
+"""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from embodied.errors import ClusterError
+from embodied.parallel.placement import by_name
+from embodied.runtime.remote.local import LocalStarter
+from embodied.runtime.remote.starter import Address, HostJob, StartedHost
+
+TAIL_S = 3.0  # a node that is gone does not answer
+
+
+class Place(NamedTuple):
+    """A node as it is now.
+
+    Args:
+        free: CPUs that nobody has.
+        ranks: it has ranks of this run.
+    """
+
+    node_id: str
+    name: str
+    address: str
+    free: float
+    ranks: bool = False
+
+
+def choose(places: list[Place], avoid: AbstractSet[str], hosts: Counter[str]) -> Place | None:
+    """Returns the node for the next host: none to avoid if possible, one without ranks if possible, one with few hosts,
+    one with many free CPUs; None = no node has a free CPU.
+
+    Args:
+        hosts: of this process on each node.
+    """
+    having = [place for place in places if place.free >= 1]
+
+    def key(place: Place) -> tuple[Any, ...]:
+        return place.name in avoid, place.ranks, hosts[place.name], -place.free, by_name(place.name)
+
+    return min(having, key=key, default=None)
+
+
+class SimHost:
+    """The actor beside a host.
+
+    Args:
+        address: of its node.
+        start_s: seconds in which the host must listen.
+    """
+
+    def __init__(self, address: str, start_s: float) -> None:
+        self._starter = LocalStarter(start_s, address)
+        self._host: StartedHost | None = None
+
+    def start(self, index: int, job: bytes, key: bytes) -> tuple[str, int]:
+        """Starts the host; returns the address at which it listens.
+
+        Args:
+            job: pickled :class:`HostJob`.
+        """
+        host_job: HostJob = pickle.loads(job)
+        if not host_job.pool.log_dir.is_dir():
+            folder = Path(tempfile.mkdtemp(prefix="embodied-host-"))
+            host_job = replace(host_job, pool=replace(host_job.pool, log_dir=folder))
+        self._host = self._starter.start(index, host_job, key, frozenset())
+        return self._host.address.host, self._host.address.port
+
+    def tail(self) -> str:
+        return "" if self._host is None else self._host.tail()
+
+
+class RayHost:
+    """A host on another node, as the process that has started it sees it."""
+
+    def __init__(self, node: str, address: Address, actor: Any) -> None:
+        self.node, self.address, self._actor = node, address, actor
+
+    def tail(self) -> str:
+        """Returns the end of its log."""
+        import ray
+
+        with suppress(ray.exceptions.RayError):
+            return str(ray.get(self._actor.tail.remote(), timeout=TAIL_S))
+        return f"(node {self.node} does not answer)"
+
+    def stop(self) -> None:
+        """Ends the host with its actor."""
+        import ray
+
+        with suppress(ray.exceptions.RayError, ValueError):
+            ray.kill(self._actor)
+
+
+class RayStarter:
+    """Starts hosts on the nodes of a Ray cluster (:class:`embodied.runtime.remote.starter.HostStarter`).
+
+    Args:
+        address: of the cluster's head.
+        own: address of this node.
+        start_s: seconds in which a host must listen.
+    """
+
+    def __init__(self, address: str, own: str, start_s: float = 60.0) -> None:
+        self._address, self._own, self._start_s = address, own, start_s
+        self._hosts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def start(self, index: int, job: HostJob, key: bytes, avoid: AbstractSet[str]) -> StartedHost:
+        """Starts a host. See :class:`embodied.runtime.remote.starter.HostStarter`."""
+        import ray  # by the thread of a host: imported by the main thread, Ray takes its handler of SIGTERM
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        with self._lock:
+            ray.init(address=self._address, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True)
+            place = choose(self._places(), avoid, self._hosts)
+            if place is None:
+                raise _no_room(index)
+            self._hosts[place.name] += 1
+        actor = ray.remote(SimHost).options(
+            num_cpus=min(job.pool.num_slots, int(place.free)),
+            scheduling_strategy=NodeAffinitySchedulingStrategy(place.node_id, soft=False),
+        ).remote(place.address, self._start_s)  # fmt: skip
+        try:
+            listens = ray.get(actor.start.remote(index, pickle.dumps(job), key), timeout=2 * self._start_s)
+        except ray.exceptions.RayError as error:
+            ray.kill(actor)
+            raise ClusterError(
+                f"simulator host {index} did not start on node {place.name}: {str(error).splitlines()[-1]}",
+                "see whether the node is up, and whether the env can be built there",
+            ) from error
+        return RayHost(place.name, Address(*listens), actor)
+
+    def _places(self) -> list[Place]:
+        import ray
+        from ray._private.state import available_resources_per_node
+
+        free = available_resources_per_node()
+        return [
+            Place(
+                node["NodeID"], node["NodeName"], node["NodeManagerAddress"],
+                free.get(node["NodeID"], {}).get("CPU", 0.0), node["NodeManagerAddress"] == self._own,
+            )
+            for node in ray.nodes() if node["Alive"]
+        ]  # fmt: skip
+
+
+def _no_room(index: int) -> ClusterError:
+    return ClusterError(
+        f"simulator host {index} finds no node with a free CPU",
+        "add a node (ray start --address=HEAD:6379), or lower cluster.simulator_hosts",
+    )
