@@ -27,11 +27,12 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import cycle
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from embodied.errors import ConfigError, EmbodiedError
-from embodied.parallel.exchanges import Exchanges
-from embodied.parallel.lost import collective, lost_rank
+from embodied.parallel.exchanges import Exchanges, collective, lost_rank
+from embodied.parallel.placement import EVERY_ROLE as EVERY_ROLE
+from embodied.parallel.placement import Role as Role
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
@@ -39,8 +40,6 @@ COMM = 15  # letters of a process's name that Linux keeps
 NOTICE_S = 10.0  # torchrun looks for processes that have ended many times a second, on the machine of each
 STORE_LIMIT = 2**20  # bytes of one value in torch's store, which refuses more than 8 MiB
 
-Role = Literal["rollout", "train"]
-EVERY_ROLE: frozenset[Role] = frozenset({"rollout", "train"})
 ABSENT = -1  # rank of this process in a group of others
 
 

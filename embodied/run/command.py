@@ -81,12 +81,35 @@ def run(argv: Sequence[str], config_name: str, processes: Group, recipe: Recipe 
     if print_only == "origin" or (not print_only and processes.is_main and not composed.config.runner.dry_run):
         composed = _traced(composed)
     if not print_only:
+        with _advised(config_name):
+            composed, processes = _planned(composed, overrides, folders, processes)
         return _carry_out(composed, config_name, folders, processes, recipe)
     if composed.origins is not None:
         print(*composed.origins.lines(composed.resolved), sep="\n")
     else:
         print(as_yaml(composed), end="")
     return 0
+
+
+def _planned(
+    composed: Composed, overrides: Sequence[str], folders: Sequence[str], processes: Group
+) -> tuple[Composed, Group]:  # fmt: skip
+    """Returns a dry run's configuration with the processes of the cluster that it plans, which may need more env slots
+    than nobody has asked for."""
+    if not composed.config.runner.dry_run:
+        return composed, processes
+    from embodied.run.placement.table import more_slots, planned
+    from embodied.schema.compose.compose import compose_unchecked
+
+    found = planned(composed.config, processes)
+    settings = more_slots(composed, found)
+    if settings:
+        assert composed.trail is not None
+        again = compose_unchecked([*overrides, *settings], composed.trail.config_name, folders)
+        composed = replace(again, command=composed.command)
+        _check_rules(composed, processes)
+        found = planned(composed.config, processes, settings)
+    return composed, found
 
 
 def _with_env(composed: Composed) -> Composed:
@@ -174,15 +197,15 @@ def _carry_out(
         folders: those with more group files.
     """
     from embodied.observe.terminal.console import NullConsole, make_console
-    from embodied.parallel import roles
     from embodied.run import sft_first
     from embodied.run.build import brought
     from embodied.run.build.preflight import check
+    from embodied.run.placement import roles, table
     from embodied.runtime.signals import StopSignal
     from embodied.runtime.wait_policy import cores_are_shared
 
     cores_are_shared()
-    processes = roles.placed(composed.config.cluster, processes)
+    processes = roles.placed(composed.config, processes)
     if (name := composed.config.actor.group_name) is not None:
         processes.call(name)
     console = make_console() if processes.is_main else NullConsole()
@@ -193,6 +216,8 @@ def _carry_out(
             with console.progress("checking the configuration", brief=True), _advised(config_name):
                 checked = check(composed, processes)
                 _refuse_too_large(checked.config, checked.sides, processes, console, policy=recipe is None)
+            if rows := table.rows(checked.config, processes):
+                console.table("placement", rows)
             if rows := brought.table(checked.composed, {"train": checked.train, "eval": checked.eval}):
                 console.table(f"what differs from {checked.config.runner.ckpt_path or 'the export'}", rows)
             with console.progress("importing torch", brief=True):

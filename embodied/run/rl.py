@@ -35,6 +35,7 @@ from embodied.run.evaluation.evaluator import EvaluationRunner
 from embodied.run.folder.latest_files import earlier, newest_of
 from embodied.run.folder.reporter import Reporter
 from embodied.run.folder.saves import Saves, due
+from embodied.run.placement import traffic
 from embodied.run.session import open_session
 from embodied.run.training import metrics
 from embodied.run.training.collector import Collector
@@ -80,6 +81,8 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         console.table(f"{runner.experiment_name}", lines)
         if runner.dry_run:
             if session.memory is not None:
+                sent = traffic.rows(config, sides, processes, numbers, model.policy.spec, session.memory.counted)
+                console.table("bytes between processes, at most", sent)
                 session.memory.say(console)
             return
         stop.hold_from_now()

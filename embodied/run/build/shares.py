@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from embodied import schema
 from embodied.errors import ConfigError
-from embodied.parallel import roles, teams
+from embodied.parallel import teams
 from embodied.parallel.group import Group
 from embodied.protocols import Batched
 from embodied.run.build.given import ConfiguredEnv, Sides
+from embodied.run.placement import roles, table
 from embodied.runtime.pool.file_limit import POOL, RANK, RESERVE, WORKER, OpenFiles
 from embodied.runtime.pool.placement import gpus_of_rank, visible_gpus
 from embodied.runtime.pool.pool import num_workers
@@ -107,7 +108,9 @@ def check(config: schema.Config, processes: Group) -> None:
         )
     if not (config.runner.only_eval or config.runner.task.records):
         teams.check(schema.context_parallel_size(config), learners)
-    _check_cluster(config.cluster, processes)
+    if not isinstance(processes, table.Planned):
+        _check_cluster(config.cluster, processes)
+    table.check(config, processes)
     roles.check(config, processes)
     for what, count in counts.items():
         if count % hosts.size:

@@ -25,7 +25,7 @@ from embodied import instructions, schema
 from embodied.errors import DeviceMemoryError, EmbodiedError
 from embodied.learn.checkpoint.loading import load
 from embodied.learn.step.meters.live_bytes import LiveBytes, TooLargeError, highest, reset_highest, resident
-from embodied.parallel.group import Group
+from embodied.parallel.group import EVERY_ROLE, Group, Role
 from embodied.protocols import Decodes, Policy, SplitsTexts
 from embodied.run.build import policy as building
 from embodied.run.build.demonstrations import Demonstrated
@@ -35,7 +35,7 @@ from embodied.run.build.simulators import rows_of_call
 from embodied.run.memory.footprint import NOTHING, Footprint, Gathered, Pass, Passes, Weights, footprint
 from embodied.run.memory.prompts import longest
 from embodied.run.memory.recompute_switch import SWITCH, switched_off, switched_on
-from embodied.run.memory.shards import share_of
+from embodied.run.memory.shards import share_of, whole_of
 from embodied.runtime.slab import slab_bytes
 from embodied.types import Evaluation
 
@@ -58,26 +58,26 @@ class Counted:
     why_not: str | None = None  # why the passes could not be counted
     with_memory: bool = True  # False: the policy's weights have shapes and no values
     gathered: Gathered = NOTHING
+    whole: Weights | None = None  # weights of a process that only acts, where some do
 
     def footprint(
-        self, config: schema.Config, sides: Sides, processes: Group, on_gpu: bool, gpu: int = 0
+        self, config: schema.Config, sides: Sides, processes: Group, on_gpu: bool, gpu: int = 0,
+        roles: frozenset[Role] = EVERY_ROLE,
     ) -> Footprint:  # fmt: skip
-        """Computes the memory of the run's fullest moment, see :func:`embodied.run.memory.footprint.footprint`.
-
-        Args:
-            gpu: bytes of the GPU in all, of which an engine takes its share.
-        """
-        rollout = config.rollout
-        engine = None if rollout.backend == "native" else int(rollout.gpu_memory_utilization * gpu)
+        """Computes the memory of the run's fullest moment, see :func:`embodied.run.memory.footprint.footprint`; ``gpu``
+        is the GPU's bytes in all, of which an engine takes its share."""
+        rollout, acts, trains = config.rollout, "rollout" in roles, "train" in roles
+        engine = int(rollout.gpu_memory_utilization * gpu) if rollout.backend != "native" and acts else None
         derived = building.sizes(config, sides, processes, self.policy.spec)
-        steps = derived.optimizer_steps * config.runner.max_epochs
-        if config.runner.task.supervised:
-            steps = config.sft.steps_per_iteration * config.runner.max_epochs
-        slab = slab_bytes(derived.fields, derived.rows)
-        kept = 0 if on_gpu else self.allocator
+        steps = config.sft.steps_per_iteration if config.runner.task.supervised else derived.optimizer_steps
+        hosts, learners = processes.of("rollout").size, processes.of("train").size
+        elsewhere = trains and hosts + learners < 2 * processes.size  # records are collected by other processes, too
+        received = slab_bytes(derived.fields, -(-derived.rows * hosts // learners)) if elsewhere else 0
         return footprint(
-            config, sides, processes, self.weights, slab, self.passes, self.process, kept, steps, on_gpu,
-            self.gathered, engine,
+            config, sides, processes, self.weights if trains else self.whole or self.weights,
+            slab_bytes(derived.fields, derived.rows) if acts else 0, self.passes, self.process,
+            0 if on_gpu else self.allocator, steps * config.runner.max_epochs, on_gpu,
+            self.gathered if trains else NOTHING, engine, roles, received,
         )  # fmt: skip
 
 
@@ -151,8 +151,8 @@ def _count(
         passes, kept = counter.passes()
     except (RuntimeError, NotImplementedError, KeyError, IndexError) as error:  # some operation needs real memory
         why_not = f"{type(error).__name__}: {str(error).splitlines()[:1]}"
-    process = resident() - (0 if mode is not nullcontext else live.now)
-    return Counted(policy, share.weights, passes, process, max(kept - process, 0), why_not, gathered=share.gathered)
+    process, whole = resident() - (0 if mode is not nullcontext else live.now), whole_of(policy)
+    return Counted(policy, share.weights, passes, process, max(kept - process, 0), why_not, True, share.gathered, whole)
 
 
 def _made(config: schema.Config, **more: Any) -> Policy:

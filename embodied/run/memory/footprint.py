@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from embodied import schema
-from embodied.parallel.group import Group
+from embodied.parallel.group import EVERY_ROLE, Group, Role
 from embodied.run.build.given import Sides
 from embodied.run.build.workers.worker_memory import UNKNOWN, WorkerMemory, memories_of
 from embodied.run.memory.reward_memory import BYTES, RewardMemory, of_reward_model
@@ -112,6 +112,7 @@ def footprint(
     config: schema.Config, sides: Sides, processes: Group, weights: Weights, slab: int | None,
     passes: Passes | None = None, process: int = 0, allocator: int = 0, optimizer_steps: int | None = None,
     on_gpu: bool = False, gathered: Gathered = NOTHING, engine: int | None = None,
+    roles: frozenset[Role] = EVERY_ROLE, received: int = 0,
 ) -> Footprint:  # fmt: skip
     """Adds up the memory that a process of a run takes at its fullest moment.
 
@@ -125,13 +126,20 @@ def footprint(
         weights: of this process, where several share the policy.
         gathered: what it holds besides.
         engine: bytes of the GPU that an inference engine takes while it generates; None = there is no engine.
+        roles: of the process. One that does not act has no slab (``slab`` 0), and one that does not train no optimizer.
+        received: bytes of records that other processes collect and this one trains on, at most.
     """
-    learns = not config.runner.only_eval
+    learns, acts = not config.runner.only_eval and "train" in roles, "rollout" in roles
     parts = _lasting(config, weights) if learns else {"weights": weights.all}
+    if "train" not in roles:
+        parts["weights that arrive"] = weights.trained or 0
     more = _moments(config, weights, passes, learns, optimizer_steps, on_gpu)
     _add_gathered(more, gathered)
     _add_engine(more, engine if on_gpu else None, config.rollout.enable_offload)
-    judges = config.reward.use_reward_model and learns and not config.runner.task.supervised
+    if not acts:
+        more.pop("act")
+    judges = config.reward.use_reward_model and not (config.runner.only_eval or config.runner.task.supervised)
+    judges = judges and acts
     judge = of_reward_model(config.reward.model, processes.of("rollout").size) if judges else None
     if judge is not None:
         _add_reward_model(parts, more, judge, on_gpu)
@@ -143,7 +151,7 @@ def footprint(
     there = {name: _without(parts, resting if name in ("act", "score") else (), name in early) for name in more}
     copied = dict.fromkeys(more, 0) if on_gpu else copies
     fullest = max(more, key=lambda name: sum((*there[name].values(), *more[name].values(), copied[name])))
-    host = {"process": process, "slab": slab or 0, **resting, **apart}
+    host = {"process": process, "slab": slab or 0, "records of others": received, **resting, **apart}
     if engine is not None and on_gpu and config.rollout.enable_offload:
         host["weights of the engine that sleeps"] = weights.all
     if learns and (together := schema.context_parallel_size(config)) > 1:
@@ -153,7 +161,7 @@ def footprint(
     host["copy of what is saved"] = max(copies.values()) if on_gpu else copies[fullest]
     host["allocator"] = allocator
     device = {**there[fullest], **more[fullest], **({"CUDA": CONTEXT} if on_gpu else {})}
-    pools = tuple(memories_of(config, sides, processes))
+    pools = tuple(memories_of(config, sides, processes)) if acts else ()
     not_counted = {
         "adapters and their optimizer state": weights.trained is None,
         "slab": slab is None,

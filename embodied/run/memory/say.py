@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -12,7 +12,8 @@ from embodied import schema
 from embodied.errors import DeviceMemoryError
 from embodied.learn.step.meters.live_bytes import resident
 from embodied.observe.terminal.console import Console
-from embodied.parallel.group import Group
+from embodied.parallel.group import Group, Role
+from embodied.parallel.placement import roles_told
 from embodied.protocols import Policy
 from embodied.run.build.demonstrations import Demonstrated
 from embodied.run.build.given import Sides
@@ -24,6 +25,7 @@ from embodied.run.memory.footprint import Footprint, Pass, Weights, footprint, i
 from embodied.run.memory.remedies import Phase, remedies
 from embodied.run.memory.weights import kinds_of
 from embodied.run.memory.workers import at_least, check_addresses, fitting_rows, remedies_within, rows_of
+from embodied.run.placement.table import Planned, table_of
 from embodied.runtime.memory import free_memory
 
 
@@ -37,12 +39,14 @@ class MemoryPlan:
     taken: Footprint
     device: int | None  # bytes of the GPU that are free, or that the run is planned for; None = no GPU
     machine: int | None  # bytes of the machine that the run may have, with those that it has; None = nothing tells
+    others: Mapping[frozenset[Role], Footprint] = field(default_factory=dict)  # of processes with other roles, by these
 
     @property
     def policy(self) -> Policy | None:
         """The policy that was counted: good for questions about its sizes, and for nothing else. None of several
         processes, if they can build it: that they hold the same weights is then checked, too."""
-        return None if self.counted.with_memory and self.processes.size > 1 else self.counted.policy
+        builds = self.processes.size > 1 and not isinstance(self.processes, Planned)
+        return None if self.counted.with_memory and builds else self.counted.policy
 
     def say(self, console: Console) -> None:
         """Prints the memory, and refuses what cannot fit. Raises :class:`DeviceMemoryError`."""
@@ -51,20 +55,13 @@ class MemoryPlan:
 
     def rows(self) -> list[list[str]]:
         """Returns the memory's rows in the table of a run."""
-        taken, on_gpu = self.taken, self.device is not None
-        processes = self.processes
-        each = "" if processes.size == 1 else f" (each of {processes.size})"
-        where = f"memory of the GPU{each}" if on_gpu else f"memory of the process{each}"
-        device = dict(taken.device) if on_gpu else {**taken.device, **taken.host}
-        have = "" if self.device is None else f" of {readable(self.device)}"
-        rows = [[where, f"{readable(sum(device.values()))}{have} at its fullest ({taken.moment}): {_parts(device)}"]]
-        whole = ", of the whole policy" if each else ""
-        rows.append(["weights, tensor by tensor", _kinds(self.counted.policy) + whole])
-        rows += self._activations()
-        if on_gpu:
-            rows.append([f"memory of the process{each}", f"{readable(taken.on_host)}: {_parts(taken.host)}"])
-        rows += rows_of(taken.pools, each, render_gpus_of(self.config, processes))
-        rows += self._room()
+        taken = self.taken
+        rows = [row for roles, own in self._by_roles().items() for row in self._rows_of(roles, own)]
+        whole = ", of the whole policy" if self.processes.size > 1 else ""
+        rows.insert(1, ["weights, tensor by tensor", _kinds(self.counted.policy) + whole])
+        rows[2:2] = self._activations()
+        if not isinstance(self.processes, Planned):
+            rows += self._room()
         model = self.config.actor.model.model_extra or {}
         if "model_path" in model and model["model_path"] is None:
             rows.append(["weights counted", "random ones of the configured sizes: actor.model.model_path is not set"])
@@ -76,6 +73,25 @@ class MemoryPlan:
         if (given := self.config.runner.ckpt_path) is not None and not self.counted.with_memory:
             rows.append(["not looked at", f"what is in {given}: so large a policy is counted without its weights"])
         return rows
+
+    def _by_roles(self) -> dict[frozenset[Role], Footprint]:
+        table = table_of(self.config, self.processes)
+        return {table.kinds[0]: self.taken, **self.others}
+
+    def _rows_of(self, roles: frozenset[Role], taken: Footprint) -> list[list[str]]:
+        """Returns the rows of the processes with some roles."""
+        ranks = [rank for rank in table_of(self.config, self.processes).ranks if rank.roles == roles]
+        told = f": {roles_told(roles)}" if self.others else ""
+        each = "" if self.processes.size == 1 else f" (each of {len(ranks)}{told})"
+        device = dict(taken.device) if self.device is not None else {**taken.device, **taken.host}
+        where = f"memory of the {'process' if self.device is None else 'GPU'}{each}"
+        have = "" if self.device is None else f" of {readable(self.device)}"
+        rows = [[where, f"{readable(sum(device.values()))}{have} at its fullest ({taken.moment}): {_parts(device)}"]]
+        if self.device is not None:
+            rows.append([f"memory of the process{each}", f"{readable(taken.on_host)}: {_parts(taken.host)}"])
+        hosted = table_of(self.config, self.processes).hosts
+        whose = f" (of each of {len(ranks)}, on its hosts)" if hosted else each
+        return [*rows, *rows_of(taken.pools, whose, render_gpus_of(self.config, self.processes))]
 
     def _room(self) -> list[list[str]]:
         """Says what fits beside the policy into the machine's memory."""
@@ -101,11 +117,12 @@ class MemoryPlan:
         Raises:
             DeviceMemoryError: it names the keys to lower.
         """
-        planned = self.config.runner.device_memory_gib is not None
+        planned = self.config.runner.device_memory_gib is not None or isinstance(self.processes, Planned)
         if not planned:
             check_addresses(self.config, self.processes, self.taken.pools)
-        phase: Phase = "rollout" if self.counted.passes.update is None else "update"
-        _hold(self.config, self.processes, self.taken, self.device, None if planned else self.machine, phase)
+        for roles, taken in self._by_roles().items():
+            phase: Phase = "rollout" if self.counted.passes.update is None or "train" not in roles else "update"
+            _hold(self.config, self.processes, taken, self.device, None if planned else self.machine, phase)
 
 
 def check_large(config: schema.Config, sides: Sides, processes: Group, weights: Weights) -> None:
@@ -165,9 +182,13 @@ def plan(config: schema.Config, sides: Sides, processes: Group, demonstrations: 
     elif device.type == "cuda":
         gpu, total = torch.cuda.mem_get_info(device)
     counted = count(config, sides, processes, demonstrations)
-    taken = counted.footprint(config, sides, processes, gpu is not None, total)
+    first, *others = (
+        (roles, counted.footprint(config, sides, processes, gpu is not None, total, roles))
+        for roles in table_of(config, processes).kinds
+    )
     free = free_memory()
-    return MemoryPlan(config, processes, counted, taken, gpu, None if free is None else free + resident())
+    machine = None if free is None else free + resident()
+    return MemoryPlan(config, processes, counted, first[1], gpu, machine, dict(others))
 
 
 def _parts(sizes: Mapping[str, int]) -> str:

@@ -53,6 +53,11 @@ def share_of(policy: Policy, config: Config, group: Group, several_passes: bool)
     return RankShare(weights, Gathered(sizes.whole, held, 2 * sizes.largest + kept, on_host=fsdp.cpu_offload))
 
 
+def whole_of(policy: Policy) -> Weights:
+    """Counts the bytes of a policy that one process holds whole."""
+    return _weights(policy, {})
+
+
 def _weights(policy: Policy, parts: dict[int, int]) -> Weights:
     """Adds up weights.
 

@@ -10,6 +10,7 @@ from functools import partial
 from embodied.errors import ConfigError, UnknownNameError, broken, refuse, unknown_name
 from embodied.schema.keys.base import Precision
 from embodied.schema.keys.config import Config
+from embodied.schema.keys.placement import placed
 from embodied.schema.keys.sections.actor import ModelConfig
 from embodied.schema.keys.sections.algorithm import LOSSES, AlgorithmConfig
 from embodied.schema.keys.sections.fsdp import OF_SHARDS, FsdpConfig
@@ -62,6 +63,7 @@ def rules(config: Config) -> Iterator[Callable[[], None]]:
     yield partial(check_effect, config)
     yield partial(check_aliases, config)
     yield partial(check_name, config.runner)
+    yield partial(_check_placement, config)
     yield partial(_check_patterns, config.actor.model)
     yield partial(_check_workers, config)
     yield partial(check_lengths, config)
@@ -193,6 +195,10 @@ def _check_fsdp(fsdp: FsdpConfig, precision: Precision) -> None:
             "would meet weights of another format than it computes in",
             "set actor.model.precision=bf16, or leave param_dtype at null",
         )
+
+
+def _check_placement(config: Config) -> None:
+    placed(config.cluster)
 
 
 def _check_patterns(model: ModelConfig) -> None:

@@ -14,6 +14,7 @@ from embodied.lib.targets import load_target
 from embodied.schema.keys.base import Precision, Section
 from embodied.schema.keys.names import Names
 from embodied.schema.keys.sections.checkpoint import CheckpointConfig
+from embodied.schema.keys.sections.node_groups import NodeGroupConfig, NodePlacementConfig, Where
 from embodied.schema.keys.sections.task_type import TaskType, task_of
 
 TRACKERS = ("jsonl", "tensorboard", "wandb", "swanlab", "mlflow", "trackio")
@@ -289,11 +290,24 @@ class ClusterConfig(Section):
         description="Processes on each machine, one a GPU. torchrun starts them, and another number is refused; null = "
         "not said.",
     )
-    component_placement: str | dict[str, str | int | list[int]] | None = Field(
+    component_placement: Where | dict[str, Where | NodePlacementConfig] | None = Field(
         None,
-        description="Which processes do what: all, or {actor: all, rollout: 0-3}, with ranges and lists. Each process "
-        "hosts simulators, acts and trains, so each component has to have all of them. Components: actor, rollout, "
-        "env, inference, reward, critic, reference; null = not said.",
+        description="Which devices do what: all, or {actor: 0-3, rollout: 4-7, env: 4-7}, with ranges and lists, or "
+        "{node_group: LABEL, placement: 0-3}. actor trains, rollout acts, env are the simulators, beside the devices "
+        "of rollout or on nodes without any; inference, critic and reference go with actor, reward with rollout. "
+        "null = each device does everything.",
+    )
+    node_groups: list[NodeGroupConfig] | None = Field(
+        None,
+        description="Labels for nodes, as RLinf has them: [{label: cpu, node_ranks: 1-3, ignore_hardware: true, "
+        "env_configs: [{node_ranks: 1, python_interpreter_path: /opt/py/bin/python, env_vars: [{NAME: value}]}]}]; "
+        "null = none.",
+    )
+    network_gbps: float | None = Field(
+        None,
+        gt=0,
+        description="dry_run: speed of each node's network in each direction, 10⁹ bits a second. A dry run then says "
+        "how many seconds of an iteration each link takes at least; null = the bytes alone.",
     )
 
 

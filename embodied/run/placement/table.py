@@ -1,0 +1,145 @@
+"""Makes the table of a run's processes from its keys, and the group of a run that is only planned. Needs no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import count
+
+from embodied import schema
+from embodied.errors import ConfigError
+from embodied.parallel.group import Group
+from embodied.parallel.placement import Node, PlacementTable, Role
+from embodied.parallel.placing import place
+from embodied.schema.compose.compose import Composed
+from embodied.schema.keys.placement import PLACEMENT, NodeGroup, Place, placed
+
+
+class Planned(Group):
+    """The processes of a run that is planned and not started, as rank 0 would see them. Never connected.
+
+    Args:
+        settings: of the plan beside those of the command, which these processes could not share.
+
+    >>> from embodied.parallel.placement import Rank
+    >>> group = Planned(PlacementTable((Node("a", 2),), (Rank(0, "a", 0, 0, frozenset({"train"})), Rank(1, "a", 1, 1))))
+    >>> group.size, group.of("rollout").size, group.name
+    (2, 1, '')
+    """
+
+    def __init__(self, table: PlacementTable, settings: Sequence[str] = ()) -> None:
+        super().__init__(0, len(table.ranks), 0, len(table.on(table.ranks[0].node)))
+        self.table, self.settings = table, tuple(settings)
+
+    def of(self, role: Role) -> Group:
+        """Returns the group of the planned processes that have ``role``, as the first of them would see it."""
+        ranks = [rank for rank in self.table.ranks if role in rank.roles]
+        return Group(0, len(ranks), 0, sum(rank.node == ranks[0].node for rank in ranks))
+
+    @property
+    def name(self) -> str:
+        return ""
+
+
+def planned(config: schema.Config, processes: Group, settings: Sequence[str] = ()) -> Group:
+    """Returns the processes that a dry run plans: those of the cluster that the keys describe, where this process was
+    started alone; else ``processes``.
+
+    Args:
+        settings: as :class:`Planned` has them.
+
+    Raises:
+        ConfigError: the keys place something that cannot be.
+    """
+    if not config.runner.dry_run or processes.size > 1 or config.runner.task.records:
+        return processes
+    table = _placed(config, _described(config.cluster))
+    return processes if len(table.ranks) == 1 and not table.hosts else Planned(table, settings)
+
+
+def more_slots(composed: Composed, processes: Group) -> list[str]:
+    """Returns numbers of env slots that planned processes can share, for those that they cannot and that the command
+    does not set."""
+    if not isinstance(processes, Planned):
+        return []
+    config, hosts, learners = composed.config, processes.of("rollout").size, processes.of("train").size
+    train, evaluation = config.env.train.total_num_envs, config.env.eval.total_num_envs
+    found = {"env.eval.total_num_envs": (evaluation, -(-evaluation // hosts) * hosts)}
+    if not schema.only_evaluates(config) and config.data.rollout_batch_size is None:
+        unit, epochs = math.lcm(hosts, learners) * config.algorithm.group_size, config.algorithm.rollout_epoch
+        shared = (number for number in count(-(-train // hosts) * hosts, hosts) if number * epochs % unit == 0)
+        found["env.train.total_num_envs"] = (train, next(shared))
+    typed = {one.lstrip("+").partition("=")[0] for one in (composed.trail.expanded if composed.trail else ())}
+    return [f"{key}={wanted}" for key, (now, wanted) in found.items() if now != wanted and key not in typed]
+
+
+def table_of(config: schema.Config, processes: Group) -> PlacementTable:
+    """Returns the table of a run.
+
+    Raises:
+        ConfigError: the keys place something that cannot be, or not all of the processes that were started.
+    """
+    if isinstance(processes, Planned):
+        return processes.table
+    nodes, each = processes.size // processes.local_size, processes.local_size
+    table = _placed(config, [Node(f"node-{number}", each) for number in range(nodes)])
+    if len(table.ranks) != processes.size:
+        first = next(iter(placed(config.cluster)[1].values()))
+        raise ConfigError(
+            f"{PLACEMENT} gives {first.said}, and {processes.size - len(table.ranks)} of the {processes.size} "
+            "processes of the run would have no component",
+            f"start as many processes as it names ({len(table.ranks)}), or set it to all",
+        )
+    return table
+
+
+def refuse_unbuilt(config: schema.Config, table: PlacementTable) -> None:
+    """Refuses placements that can be planned and not be run yet: other devices for simulators, simulator hosts. Raises
+    :class:`ConfigError`."""
+    if not (table.hosts or any(rank.renders_elsewhere for rank in table.ranks)):
+        return
+    places = placed(config.cluster)[1].values()
+    everything = (None, tuple(range(len(table.ranks))))
+    first = next((one for one in places if one.groups or one.ranks.numbers not in everything), None)
+    raise ConfigError(
+        f"{PLACEMENT} gives {first.said if first else 'roles'}, and each process that collects has its "
+        "simulators beside it, on its own device",
+        "give env the processes of rollout; env.render_gpus chooses GPUs for simulators",
+    )
+
+
+def check(config: schema.Config, processes: Group) -> None:
+    """Refuses placements that cannot be, and those that cannot be run. Raises :class:`ConfigError`."""
+    if not isinstance(processes, Planned):
+        refuse_unbuilt(config, table_of(config, processes))
+
+
+def rows(config: schema.Config, processes: Group) -> list[list[str]]:
+    """Returns the lines of the table that a run prints at its start: none of one rank that is alone."""
+    table = table_of(config, processes)
+    settings = processes.settings if isinstance(processes, Planned) else ()
+    to_run = [["to run it", f"add {' '.join(settings)}, without which the processes cannot share the env slots"]]
+    return [*table.rows(), *(to_run if settings else [])] if len(table.ranks) > 1 or table.hosts else []
+
+
+def _placed(config: schema.Config, nodes: Sequence[Node]) -> PlacementTable:
+    groups, places = placed(config.cluster)
+    return place(places, groups, nodes, max(config.env.train.total_num_envs, config.env.eval.total_num_envs))
+
+
+def _described(cluster: schema.ClusterConfig) -> list[Node]:
+    """Returns the nodes of a cluster that the keys alone describe. Without ``num_gpus_per_node`` each has as many
+    devices as the placement names."""
+    groups, places = placed(cluster)
+    nodes = cluster.num_nodes or 1
+    each = cluster.num_gpus_per_node or _named(groups, places, nodes)
+    return [Node(f"node-{number}", each) for number in range(nodes)]
+
+
+def _named(groups: Sequence[NodeGroup], places: Mapping[str, Place], nodes: int) -> int:
+    blind = {number for group in groups if group.ignore_hardware
+             for number in (range(nodes) if group.nodes.numbers is None else group.nodes.numbers)}  # fmt: skip
+    highest = max(
+        (max(one.ranks.numbers) for one in places.values() if one.ranks.numbers and not one.groups), default=0
+    )
+    return -(-(highest + 1) // max(nodes - len(blind), 1))
