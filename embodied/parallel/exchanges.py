@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from embodied.parallel.lost import collective
+from embodied.errors import RankError
 
 if TYPE_CHECKING:  # importing torch takes seconds, and most mistakes are found without it
     from torch import Tensor
 
 T = TypeVar("T")
+LOST = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL", "Broken pipe", "TCPStore")
+"""What stands in the message of a RuntimeError that torch raises when a rank is gone or late."""
 
 
 class Exchanges:
@@ -92,3 +95,28 @@ class Exchanges:
         with collective(self.rank):
             dist.all_to_all_single(got, sent, list(of), list(to), group=self._processes)
         return got
+
+
+@contextmanager
+def collective(rank: int) -> Iterator[None]:
+    """Turns torch's errors about processes that do not come into :class:`RankError`.
+
+    Args:
+        rank: of this process.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not lost_rank(error):
+            raise
+        raise RankError(
+            f"rank {rank} waited for the other ranks in vain: {str(error).splitlines()[0]}",
+            "see what the rank that ended first has printed; if one is only slow, raise cluster.timeout_s",
+        ) from error
+
+
+def lost_rank(error: BaseException) -> bool:
+    """Returns whether ``error`` only says that another rank is gone or late."""
+    if isinstance(error, RankError):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in LOST)

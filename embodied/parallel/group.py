@@ -30,9 +30,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from embodied.errors import ConfigError, EmbodiedError
-from embodied.parallel.exchanges import Exchanges
+from embodied.parallel.exchanges import Exchanges, collective, lost_rank
 from embodied.parallel.launcher import Launcher, launched_by
-from embodied.parallel.lost import collective, lost_rank
 from embodied.parallel.placement import EVERY_ROLE as EVERY_ROLE
 from embodied.parallel.placement import Role as Role
 

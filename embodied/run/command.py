@@ -207,16 +207,15 @@ def _carry_out(
         folders: those with more group files.
     """
     from embodied.observe.terminal.console import NullConsole, make_console
-    from embodied.parallel import roles
     from embodied.run import sft_first
     from embodied.run.build import brought
     from embodied.run.build.preflight import check
-    from embodied.run.placement import table
+    from embodied.run.placement import roles, table
     from embodied.runtime.signals import StopSignal
     from embodied.runtime.wait_policy import cores_are_shared
 
     cores_are_shared()
-    processes = roles.placed(composed.config.cluster, processes)
+    processes = roles.placed(composed.config, processes)
     if (name := composed.config.actor.group_name) is not None:
         processes.call(name)
     console = make_console() if processes.is_main else NullConsole()

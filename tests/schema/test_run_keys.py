@@ -178,7 +178,8 @@ def test_search_paths_of_hydra_and_of_the_command_are_both_looked_at(tmp_path):
     [
         ({"num_nodes": 2}, "torchrun --nnodes=2 --nproc-per-node=2 -m embodied.train"),
         ({"num_gpus_per_node": 8}, "torchrun --nnodes=1 --nproc-per-node=8 -m embodied.train"),
-        ({"component_placement": {"actor": "0-1", "rollout": "0"}}, "gives rollout 0, and each of the 2 processes"),
+        ({"component_placement": {"actor": "0-1", "rollout": "0"}}, ""),
+        ({"component_placement": {"actor": "0", "rollout": "0", "env": "1"}}, "gives"),
         ({"component_placement": {"actor": "first"}}, "write all, a number, 0-3, or a list"),
         ({"component_placement": {"actr": "all"}}, "unknown component 'actr'. Did you mean 'actor'?"),
         ({"component_placement": {"actor, env,simulator": "all"}}, "one of: actor, rollout, env, inference, reward"),

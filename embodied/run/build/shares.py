@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from embodied import schema
 from embodied.errors import ConfigError
-from embodied.parallel import roles, teams
+from embodied.parallel import teams
 from embodied.parallel.group import Group
 from embodied.parallel.launcher import NUMBER, start_command
 from embodied.protocols import Batched
 from embodied.run.build.given import ConfiguredEnv, Sides
-from embodied.run.placement import table
+from embodied.run.placement import roles, table
 from embodied.runtime.pool.file_limit import POOL, RANK, RESERVE, WORKER, OpenFiles
 from embodied.runtime.pool.placement import gpus_of_rank, visible_gpus
 from embodied.runtime.pool.pool import num_workers
@@ -111,8 +111,8 @@ def check(config: schema.Config, processes: Group) -> None:
         teams.check(schema.context_parallel_size(config), learners)
     if not isinstance(processes, table.Planned):
         _check_cluster(config.cluster, processes)
-        roles.check(config, processes)
     table.check(config, processes)
+    roles.check(config, processes)
     for what, count in counts.items():
         if count % hosts.size:
             raise ConfigError(

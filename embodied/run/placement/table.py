@@ -99,17 +99,17 @@ def table_of(
 
 
 def refuse_unbuilt(config: schema.Config, table: PlacementTable) -> None:
-    """Refuses placements that can be planned and not be run yet: other roles than all on each rank, other devices for
-    simulators, simulator hosts. Raises :class:`ConfigError`."""
+    """Refuses placements that can be planned and not be run yet: other devices for simulators, simulator hosts. Raises
+    :class:`ConfigError`."""
     if not (table.hosts or any(rank.renders_elsewhere for rank in table.ranks)):
         return
     places = placed(config.cluster)[1].values()
     everything = (None, tuple(range(len(table.ranks))))
     first = next((one for one in places if one.groups or one.ranks.numbers not in everything), None)
     raise ConfigError(
-        f"{PLACEMENT} gives {first.said if first else 'roles'}, and each of the {len(table.ranks)} processes hosts "
-        "simulators, acts and trains",
-        "set it to all; env.render_gpus chooses GPUs for simulators, rollout.backend an engine of its own",
+        f"{PLACEMENT} gives {first.said if first else 'roles'}, and each process that collects has its "
+        "simulators beside it, on its own device",
+        "give env the processes of rollout; env.render_gpus chooses GPUs for simulators",
     )
 
 

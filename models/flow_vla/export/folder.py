@@ -56,7 +56,9 @@ def export_folder(
     keys = _keys(parts, name)
     notes = [_note(one, found) for one, found in tried.items()]
     if not parts.settings.state_in_prompt:
-        notes.append("LeRobot puts the state into the prompt of pi05, and this policy was trained without: leave it out")
+        notes.append(
+            "LeRobot puts the state into the prompt of pi05, and this policy was trained without: leave it out"
+        )
     layout = parts.model.sizes.layout
     usage = USAGE.format(module=layout, name=NAMES[layout], model=layout)
     measured = {one: found.as_json() for one, found in tried.items() if found is not None}
