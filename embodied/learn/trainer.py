@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from embodied.algorithms.kl import make_coefficient
-from embodied.learn.acting import check_acts_alone
 from embodied.learn.batch import Batch, optimizer_batches
 from embodied.learn.lagged import acting_of
 from embodied.learn.ranks.balance import Balance
@@ -81,9 +80,7 @@ class Trainer(Stepping):
     def __post_init__(self) -> None:
         algorithm, control = self.algorithm, self.algorithm.kl_ctrl
         check_counts_tokens(self.policy, self.max_tokens)
-        if algorithm.max_staleness:
-            check_acts_alone(self.parallel)
-        self.acting = acting_of(self.policy, algorithm.max_staleness, self.weight_sync_interval)
+        self.acting = acting_of(self.policy, algorithm.max_staleness, self.weight_sync_interval, self.parallel)
         self.engine = StepEngine(self.policy, self.actor, self.parallel, self.iterations, self.max_bad_updates)
         self._parallel, self._group = self.engine.parallel, self.engine.parallel.group
         self._kl_coefficient = make_coefficient(algorithm.kl_beta, control.type, control.target_kl, control.horizon)

@@ -5,7 +5,7 @@
     go_on()           ──▶ returns when what is waited for is done (``watch``)
 
 It changes no number: an episode's weights are those of its plan, its noise a function of (seed, episode, record).
-An evaluation needs all slots: it begins when the running episodes have ended, and what waits goes on after it.
+An evaluation needs all slots, and other weights: before it the running episodes end (``drain``), others go on after it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Flowing(Rollout):
     ) -> tuple[list[EpisodeResult], RolloutStats]:  # fmt: skip
         try:
             if not job.keep_records:
-                self._drain()
+                assert self._flow is None, "drain() comes before an evaluation"
                 return super().collect(plan, job, on_episode, on_share)
             return self._collect_planned(self.plan_ahead(plan, job), on_episode, on_share)
         except BaseException:
@@ -86,6 +86,20 @@ class Flowing(Rollout):
         try:
             while self._look is not None:
                 self._turn()
+        except BaseException:
+            self._abandon()
+            raise
+
+    def drain(self) -> None:
+        """Runs the running episodes to their end, so that an evaluation has all slots; the others wait until it is
+        over."""
+        try:
+            if self._several is not None:
+                self._several.closed = True
+                while self._several.running:
+                    self._turn()
+                self._several.closed = False
+            self._rest()
         except BaseException:
             self._abandon()
             raise
@@ -152,15 +166,6 @@ class Flowing(Rollout):
         elif self._look is None:
             assert several is not None
             self._check_rows(len(several.pending), several.job)
-
-    def _drain(self) -> None:
-        """Runs the running episodes to their end, so that all slots are free; the others wait."""
-        if self._several is not None:
-            self._several.closed = True
-            while self._several.running:
-                self._turn()
-            self._several.closed = False
-        self._rest()
 
     def _rest(self, whole: bool = True) -> None:
         if self._flow is not None:

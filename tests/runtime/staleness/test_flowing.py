@@ -181,6 +181,7 @@ def test_an_evaluation_waits_for_running_episodes_and_changes_none(calm):
     rollout, found = flowing(calm, weights), []
     evaluation = calm.job(stream=Stream.EVAL_NOISE, keep_records=False, version=0, max_steps=MAX_STEPS)
     for results in collected(calm, 2, rollout):
+        rollout.drain()
         evaluated, stats = rollout.collect(plan_of(calm, 50), evaluation)
         assert len(evaluated) == EPISODES
         assert stats.env_steps == sum(result.num_steps for result in evaluated)
