@@ -4,11 +4,11 @@
     python benchmarks/staleness.py --rounds 3 --updates-sleep
 
 A control step sleeps (``step_s``), so that envs take time and no core, as simulators on other cores or a GPU do. The
-policy is ``openvla_oft_tiny`` with one thread for each of both sides; with ``--updates-sleep`` passes of an update sleep
-too, as if they ran on a GPU. The same training runs in turn and beside the update, in processes of their own, one after
-the other. Its time is that of all iterations, with the start of the workers. The least that is possible is that of a
-run in turn whose updates cost nothing where the rollout after them is longer. With a lag of 2 it can be less: slots do
-not wait for the last episodes of an iteration. It wants two cores for itself; CPU time is of the whole run, with its
+policy is ``openvla_oft_tiny`` with one thread for each of both sides; with ``--updates-sleep`` the passes of an update
+sleep, too, as if they ran on a GPU. The same training runs in turn and beside the update, in processes of their own,
+one after the other. Its time is that of all iterations, with the start of the workers. The least that is possible is
+that of a run in turn whose updates cost nothing where the rollout after them is longer. A lag of 2 can take less: no
+slot waits for the last episodes of an iteration. It wants two cores for itself; CPU time is of the whole run, with its
 start.
 """
 
@@ -43,7 +43,7 @@ SLEEPING = (
     "actor.micro_batch_size=8",
 )
 LEAST = {name: f"wall time, {name} / the least that is possible" for name in CELLS if CELLS[name]}
-BARS = {text: ("<=", 1.05) for text in LEAST.values()}
+BARS = dict.fromkeys(LEAST.values(), ("<=", 1.05))
 HELPERS = Path(__file__).parents[1] / "tests" / "helpers"
 
 
