@@ -13,13 +13,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from threading import Thread
+from typing import TypeVar
 
 from embodied.runtime.rollout.episodes import Episodes, Job, RolloutStats
 from embodied.runtime.rollout.rollout import Rollout, Run
 from embodied.runtime.rollout.several import Several
 from embodied.types import Episode, EpisodeResult, Lease
 
+T = TypeVar("T")
 TICK_S = 0.02
 """Seconds after which it is asked again whether what is waited for is done."""
 
@@ -90,6 +94,27 @@ class Flowing(Rollout):
             self._abandon()
             raise
 
+    def meanwhile(self, work: Callable[[], T]) -> T:
+        """Runs ``work`` in a thread, and what is planned beside it; returns its result. After an error here nobody
+        waits for the thread: it may wait for other processes, which wait for this one."""
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(work())
+            except BaseException as error:  # noqa: BLE001 (it is raised in the caller's thread)
+                done.set_exception(error)
+
+        Thread(target=run, name="meanwhile", daemon=True).start()
+        while not done.done():
+            if not self._idle:
+                self._turn(asks=True)
+            elif self._look is None or not self._look(False):
+                wait([done], TICK_S)
+            else:
+                self._look = None
+        return done.result()
+
     def drain(self) -> None:
         """Runs the running episodes to their end, so that an evaluation has all slots; the others wait until it is
         over."""
@@ -153,16 +178,24 @@ class Flowing(Rollout):
             self._flow = self._begin(self._several, self._several.plans[0].job)
         return self._flow
 
-    def _turn(self) -> None:
-        """Lets episodes begin, and takes what envs have done. Where nothing can go on, waits for what may change it."""
-        several = self._several
-        idle = several is None or not (several.running or several.may_start)
+    @property
+    def _idle(self) -> bool:
+        """True if nothing runs and nothing may begin."""
+        return self._several is None or not (self._several.running or self._several.may_start)
+
+    def _turn(self, asks: bool = False) -> None:
+        """Lets episodes begin, and takes what envs have done. Where nothing can go on, waits for what may change it.
+
+        Args:
+            asks: the caller asks for something between two turns, so that none may take long.
+        """
+        several, idle = self._several, self._idle
         if self._look is not None and self._look(idle):
             self._look = None
         elif several is not None and not idle:
             run = self._running()
             run.start_episodes()
-            self._advance(run, lambda result: None, math.inf if self._look is None else TICK_S)
+            self._advance(run, lambda result: None, TICK_S if asks or self._look is not None else math.inf)
         elif self._look is None:
             assert several is not None
             self._check_rows(len(several.pending), several.job)
