@@ -18,8 +18,9 @@ from typing import Any
 from torch import Tensor
 
 from embodied.errors import ConfigError
-from embodied.learn.acting import Acting, copy_of, make_acting
+from embodied.learn.acting import Acting, check_acts_alone, copy_of, make_acting
 from embodied.learn.step.reference import OtherWeights
+from embodied.parallel.sharding import Parallel
 from embodied.protocols import Decodes, HasExtraState, Policy
 
 
@@ -106,6 +107,15 @@ class Lagged(Acting):
         self._shown = -1
 
 
-def acting_of(policy: Policy, max_staleness: int, interval: int) -> Acting:
-    """Makes the acting policy for ``policy``, which learns: see :func:`embodied.learn.acting.make_acting`."""
+def acting_of(policy: Policy, max_staleness: int, interval: int, parallel: Parallel | None = None) -> Acting:
+    """Makes the acting policy for ``policy``, which learns: see :func:`embodied.learn.acting.make_acting`.
+
+    Args:
+        parallel: how processes share the policy; None = one process.
+
+    Raises:
+        ConfigError: the policy has no copy that acts while it learns.
+    """
+    if max_staleness:
+        check_acts_alone(parallel)
     return Lagged(policy, max_staleness) if max_staleness > 1 else make_acting(policy, max_staleness, interval)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from embodied.algorithms.kl import make_coefficient
-from embodied.learn.acting import Acting, check_acts_alone
+from embodied.learn.acting import Acting
 from embodied.learn.batch import Batch, optimizer_batches
 from embodied.learn.lagged import acting_of
 from embodied.learn.ranks.balance import Balance
@@ -77,15 +77,13 @@ class Trainer(Stepping):
     recompute_logprobs: bool = False
     weight_sync_interval: int = 1
     cut_short: bool = field(default=False, init=False)  # the weights are those in the midst of an update
-    make_acting: Callable[[Policy, int, int], Acting] = acting_of
+    make_acting: Callable[[Policy, int, int, Parallel | None], Acting] = acting_of
     unlogged: dict[str, float] = field(default_factory=dict, init=False)  # metrics of an iteration not yet evaluated
 
     def __post_init__(self) -> None:
         algorithm, control = self.algorithm, self.algorithm.kl_ctrl
         check_counts_tokens(self.policy, self.max_tokens)
-        if algorithm.max_staleness:
-            check_acts_alone(self.parallel)
-        self.acting = self.make_acting(self.policy, algorithm.max_staleness, self.weight_sync_interval)
+        self.acting = self.make_acting(self.policy, algorithm.max_staleness, self.weight_sync_interval, self.parallel)
         self.engine = StepEngine(self.policy, self.actor, self.parallel, self.iterations, self.max_bad_updates)
         self._parallel, self._group = self.engine.parallel, self.engine.parallel.group
         self._kl_coefficient = make_coefficient(algorithm.kl_beta, control.type, control.target_kl, control.horizon)

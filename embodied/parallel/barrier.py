@@ -10,6 +10,7 @@ from embodied.errors import Stopped
 from embodied.parallel.group import Group
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 
 class Interruptible(Protocol):
@@ -20,8 +21,16 @@ class Interruptible(Protocol):
         ...
 
 
+class Gathers(Protocol):
+    """Processes that gather values by rank, such as :class:`embodied.parallel.group.Group`."""
+
+    def gather(self, value: V) -> list[V]:
+        """Returns the values of all processes, by rank. A collective."""
+        ...
+
+
 def gather_shares(
-    group: Group, stop: Interruptible, work: Callable[[], T], ended: Callable[[], None],
+    group: Gathers, stop: Interruptible, work: Callable[[], T], ended: Callable[[], None],
     waiting: Callable[[], AbstractContextManager[object]],
 ) -> list[T]:  # fmt: skip
     """Runs ``work`` in every process and gathers the results by rank; a stop signal in one ends it in all.

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from embodied.errors import Stopped
-from embodied.learn.acting import Acting, make_acting
+from embodied.learn.acting import Acting, check_acts_alone, make_acting
 from embodied.learn.batch import Batch
 from embodied.learn.ranks.deal import Dealer
 from embodied.learn.ranks.weights import Received, Receiver, Sender, Sent
@@ -29,6 +29,7 @@ from embodied.learn.trainer import Trainer
 from embodied.learn.watch import Watch, unwatched
 from embodied.observe.metrics import Metric
 from embodied.parallel.group import Group
+from embodied.parallel.sharding import Parallel
 from embodied.protocols import HasExtraState, Policy
 from embodied.types import EpisodeResult, Start
 
@@ -86,9 +87,13 @@ class TrainSide(Trainer):
         links, average = self.links, self.actor.optim.ema_decay is not None
         acts = links.world.of("rollout").here
         self._sender = Sender(links.weights, links.dtypes, links.checks)
-        self.make_acting = lambda policy, staleness, interval: Sent(
-            make_acting(policy, staleness, interval, acts), self._sender, acts, average
-        )
+
+        def sent(policy: Policy, staleness: int, interval: int, parallel: Parallel | None) -> Acting:
+            if staleness:
+                check_acts_alone(parallel)
+            return Sent(make_acting(policy, staleness, interval, acts), self._sender, acts, average)
+
+        self.make_acting = sent
         super().__post_init__()
 
     @contextmanager

@@ -12,7 +12,7 @@ import torch
 
 from embodied import schema
 from embodied.observe.terminal.console import Console
-from embodied.parallel.barrier import Interruptible, gather_shares
+from embodied.parallel.barrier import Gathers, Interruptible, gather_shares
 from embodied.parallel.group import Group
 from embodied.protocols import Decodes, Policy
 from embodied.run.build.engine import MAX_LANES, max_gap
@@ -183,13 +183,16 @@ class Simulators:
         )  # fmt: skip
         return port if self._use is None else ByVersion(port, self._use)
 
-    def gather(self, stop: Interruptible, work: Callable[[], T]) -> list[T]:
+    def gather(self, stop: Interruptible, work: Callable[[], T], group: Gathers | None = None) -> list[T]:
         """Runs ``work`` in every process and gathers the results by rank.
+
+        Args:
+            group: through which it gathers, if not through :attr:`processes` itself.
 
         Raises:
             Stopped: in all processes; a signal has ended ``work`` in one.
         """
-        return gather_shares(self.processes, stop, work, self._release, self.reporter.waiting)
+        return gather_shares(group or self.processes, stop, work, self._release, self.reporter.waiting)
 
     def _release(self) -> None:
         """Lets the processes go on that wait for the first observations of this one. It may have had none: it was

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from embodied.learn.score.reward_penalties import longest
-from embodied.parallel.barrier import Interruptible
+from embodied.parallel.barrier import Gathers, Interruptible
+from embodied.parallel.group import Group
 from embodied.random import Stream
 from embodied.run.build.given import ConfiguredEnv
 from embodied.run.build.model_reward import Answers, ModelReward
@@ -27,6 +28,18 @@ from embodied.runtime.rollout.flowing import Flowing
 from embodied.runtime.rollout.rollout import Job, RolloutStats
 from embodied.schema import Config, EnvTrainConfig
 from embodied.types import Episode, EpisodeResult
+
+T = TypeVar("T")
+
+
+class Meanwhile:
+    """Gathers in a thread, while the slots of this process go on with later iterations."""
+
+    def __init__(self, processes: Group, rollout: Flowing) -> None:
+        self._processes, self._rollout = processes, rollout
+
+    def gather(self, value: T) -> list[T]:
+        return self._rollout.meanwhile(lambda: self._processes.gather(value))
 
 
 class Collector:
@@ -110,6 +123,11 @@ class Collector:
         assert isinstance(rollout, Flowing)
         rollout.plan_ahead(self._share(self.plan(iteration)), self._job(iteration, weight_version))
 
+    def _through(self, processes: Group) -> Gathers:
+        """Returns what processes gather through. Where slots flow over borders, those of this one go on meanwhile."""
+        rollout = self.workers.rollout
+        return Meanwhile(processes, rollout) if isinstance(rollout, Flowing) and processes.size > 1 else processes
+
     def _share(self, plan: Sequence[Episode], kept: Sequence[EpisodeResult] = ()) -> list[Episode]:
         """Returns this process's part of a plan, in the rows that ``kept`` leaves to each process."""
         hosts = self._simulators.hosts
@@ -140,7 +158,7 @@ class Collector:
                 found.append(stats)
                 return results if apart else self._judged(results, answers, title, stop)
 
-            shares = self._simulators.gather(stop, own)
+            shares = self._simulators.gather(stop, own, self._through(processes))
             if apart:
                 results = self._judged(shares[processes.rank], answers, title, stop)
                 with self._reporter.waiting():

@@ -89,6 +89,8 @@ class FixedLag(OneStepOff):
             self._ahead = self._run(iteration + 1, stop)
         with stop.cut_short():
             self._rollout.go_on()
+            if evaluates:
+                self._rollout.drain()
 
     def _seconds(self, iteration: int, found: Mapping[str, float]) -> dict[str, float]:
         """Returns the rollout's seconds since its first episode began, with the shares of those in which it was waited

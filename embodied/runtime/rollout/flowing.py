@@ -5,7 +5,7 @@
     go_on()           ──▶ returns when what is waited for is done (``watch``)
 
 It changes no number: an episode's weights are those of its plan, its noise a function of (seed, episode, record).
-An evaluation needs all slots: it begins when the running episodes have ended, and what waits goes on after it.
+An evaluation needs all slots, and other weights: before it the running episodes end (``drain``), others go on after it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from threading import Thread
+from typing import TypeVar
 
 from embodied.runtime.rollout.episodes import Episodes, Job, RolloutStats
 from embodied.runtime.rollout.rollout import Rollout, Run
 from embodied.runtime.rollout.several import Several
 from embodied.types import Episode, EpisodeResult, Lease
 
+T = TypeVar("T")
 TICK_S = 0.02
 """Seconds after which it is asked again whether what is waited for is done."""
 
@@ -74,7 +78,7 @@ class Flowing(Rollout):
     ) -> tuple[list[EpisodeResult], RolloutStats]:  # fmt: skip
         try:
             if not job.keep_records:
-                self._drain()
+                assert self._flow is None, "drain() comes before an evaluation"
                 return super().collect(plan, job, on_episode, on_share)
             return self._collect_planned(self.plan_ahead(plan, job), on_episode, on_share)
         except BaseException:
@@ -86,6 +90,41 @@ class Flowing(Rollout):
         try:
             while self._look is not None:
                 self._turn()
+        except BaseException:
+            self._abandon()
+            raise
+
+    def meanwhile(self, work: Callable[[], T]) -> T:
+        """Runs ``work`` in a thread, and what is planned beside it; returns its result. After an error here nobody
+        waits for the thread: it may wait for other processes, which wait for this one."""
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(work())
+            except BaseException as error:  # noqa: BLE001 (it is raised in the caller's thread)
+                done.set_exception(error)
+
+        Thread(target=run, name="meanwhile", daemon=True).start()
+        while not done.done():
+            if not self._idle:
+                self._turn(asks=True)
+            elif self._look is None or not self._look(False):
+                wait([done], TICK_S)
+            else:
+                self._look = None
+        return done.result()
+
+    def drain(self) -> None:
+        """Runs the running episodes to their end, so that an evaluation has all slots; the others wait until it is
+        over."""
+        try:
+            if self._several is not None:
+                self._several.closed = True
+                while self._several.running:
+                    self._turn()
+                self._several.closed = False
+            self._rest()
         except BaseException:
             self._abandon()
             raise
@@ -139,28 +178,27 @@ class Flowing(Rollout):
             self._flow = self._begin(self._several, self._several.plans[0].job)
         return self._flow
 
-    def _turn(self) -> None:
-        """Lets episodes begin, and takes what envs have done. Where nothing can go on, waits for what may change it."""
-        several = self._several
-        idle = several is None or not (several.running or several.may_start)
+    @property
+    def _idle(self) -> bool:
+        """True if nothing runs and nothing may begin."""
+        return self._several is None or not (self._several.running or self._several.may_start)
+
+    def _turn(self, asks: bool = False) -> None:
+        """Lets episodes begin, and takes what envs have done. Where nothing can go on, waits for what may change it.
+
+        Args:
+            asks: the caller asks for something between two turns, so that none may take long.
+        """
+        several, idle = self._several, self._idle
         if self._look is not None and self._look(idle):
             self._look = None
         elif several is not None and not idle:
             run = self._running()
             run.start_episodes()
-            self._advance(run, lambda result: None, math.inf if self._look is None else TICK_S)
+            self._advance(run, lambda result: None, TICK_S if asks or self._look is not None else math.inf)
         elif self._look is None:
             assert several is not None
             self._check_rows(len(several.pending), several.job)
-
-    def _drain(self) -> None:
-        """Runs the running episodes to their end, so that all slots are free; the others wait."""
-        if self._several is not None:
-            self._several.closed = True
-            while self._several.running:
-                self._turn()
-            self._several.closed = False
-        self._rest()
 
     def _rest(self, whole: bool = True) -> None:
         if self._flow is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -175,12 +176,35 @@ def test_without_a_plan_ahead_the_slots_wait_for_stragglers(make_rig, tmp_path):
     assert (tmp_path / "in-vain").exists()
 
 
+def test_slots_go_on_while_processes_wait_for_each_other(make_rig, tmp_path):
+    """What is waited for comes once two later iterations have begun; nobody else makes them begin."""
+    rig = straggling(make_rig, tmp_path, until=-1)
+    rollout = flowing(rig, Weights(rig.policy))
+    for ahead in range(3):
+        rollout.plan_ahead(plan_of(rig, ahead), job_of(rig, ahead, 2))
+
+    def waited() -> bool:
+        until = time.monotonic() + 60
+        while not (tmp_path / "stepped-2").exists() and time.monotonic() < until:
+            time.sleep(0.001)
+        return (tmp_path / "stepped-2").exists()
+
+    rollout.collect(plan_of(rig, 0), job_of(rig, 0, 2))
+    assert rollout.meanwhile(waited)
+    for iteration in (1, 2):
+        results, _ = rollout.collect(plan_of(rig, iteration), job_of(rig, iteration, 2))
+        assert [result.episode for result in results] == plan_of(rig, iteration)
+    with pytest.raises(ZeroDivisionError):
+        rollout.meanwhile(lambda: 1 // 0)
+
+
 def test_an_evaluation_waits_for_running_episodes_and_changes_none(calm):
     """It needs all slots, and rows that no plan has."""
     expected, weights = apart(calm, 2), Weights(calm.policy)
     rollout, found = flowing(calm, weights), []
     evaluation = calm.job(stream=Stream.EVAL_NOISE, keep_records=False, version=0, max_steps=MAX_STEPS)
     for results in collected(calm, 2, rollout):
+        rollout.drain()
         evaluated, stats = rollout.collect(plan_of(calm, 50), evaluation)
         assert len(evaluated) == EPISODES
         assert stats.env_steps == sum(result.num_steps for result in evaluated)

@@ -150,9 +150,11 @@ class AlgorithmConfig(Section):
         ge=0,
         description="1 = while an update runs, the next iteration's episodes run beside it, so that simulators do not "
         "wait for updates: a copy of the policy acts in them, with the weights that the update began with. An "
-        "iteration then trains on what the weights of one iteration before have done; the first has the first "
-        "weights. The lag depends on the iteration alone, never on time; more than 1 allows no more. 0 = rollout and "
-        "update in turn. Evaluations always have the present weights.",
+        "iteration then trains on what the weights of one iteration before have done; of s, on what those of s "
+        "iterations before have done, and the first s have the first weights. From 2 on an env slot that finds no "
+        "episode left in an iteration runs one of the next, so that none waits for the last episodes; this takes s "
+        "copies of what is trained. The lag depends on the iteration alone, never on time. 0 = rollout and update in "
+        "turn. Evaluations always have the present weights.",
     )
     aipo_rho: float = Field(
         5.0,
