@@ -125,7 +125,7 @@ class Collector:
 
     def _through(self, processes: Group) -> Gathers:
         """Returns what processes gather through. Where slots flow over borders, those of this one go on meanwhile."""
-        rollout = self.workers.rollout
+        rollout = None if self._workers is None else self._workers.rollout
         return Meanwhile(processes, rollout) if isinstance(rollout, Flowing) and processes.size > 1 else processes
 
     def _share(self, plan: Sequence[Episode], kept: Sequence[EpisodeResult] = ()) -> list[Episode]:

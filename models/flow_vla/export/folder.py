@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +54,7 @@ def export_folder(
         name = "fp32"
         tried[name] = _write(policy, folder, name, examples)
     keys = _keys(parts, name)
-    notes = [_note(one, found) for one, found in tried.items()]
-    if not parts.settings.state_in_prompt:
-        notes.append(
-            "LeRobot puts the state into the prompt of pi05, and this policy was trained without: leave it out"
-        )
+    notes = [*(_note(one, found) for one, found in tried.items()), *_unlike_lerobot(parts)]
     layout = parts.model.sizes.layout
     usage = USAGE.format(module=layout, name=NAMES[layout], model=layout)
     measured = {one: found.as_json() for one, found in tried.items() if found is not None}
@@ -93,6 +89,17 @@ def _keys(parts: Parts, dtype: str) -> dict[str, Any]:
         "_target_": TARGET, "model_path": ".", **keys, **lists, "precision": precision_of(settings, dtype),
         "statistics_key": settings.statistics_key if named else None,
     }  # fmt: skip
+
+
+def _unlike_lerobot(parts: Parts) -> Iterator[str]:
+    """Says where LeRobot acts otherwise with the folder."""
+    if parts.settings.steers:
+        yield (
+            "LeRobot reads no noise_policy.safetensors: there the folder acts as the frozen policy, without what was "
+            "learned; here, and in programs (--format onnx, torch_export), it has that"
+        )
+    if not parts.settings.state_in_prompt:
+        yield "LeRobot puts the state into the prompt of pi05, and this policy was trained without: leave it out there"
 
 
 def _note(dtype: str, found: Change | None) -> str:

@@ -221,3 +221,18 @@ def test_a_folder_in_sixteen_bits_says_what_it_loses(tmp_path: Path) -> None:
     chosen = policy.export("hf", tmp_path / "auto", "auto", obs, {})
     assert chosen.measured["bf16"] == found.measured["bf16"]
     assert chosen.dtype == ("bf16" if found.measured["bf16"]["logprob_mean"] <= 0.01 else "fp32")
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"noise_method": "noise_policy", "lora_rank": 32, "lora_init_weights": True}, "acts as the frozen policy"),
+        ({"layout": "pi05", "state_in_prompt": False}, "puts the state into the prompt"),
+        ({}, ""),
+    ],
+)
+def test_a_folder_says_where_lerobot_acts_otherwise(keys: dict[str, Any], said: str, tmp_path: Path) -> None:
+    found = policy_of(**{"is_lora": False, **keys}).export("hf", tmp_path / "hf", "fp32", Examples(), {})
+    told = [note for note in found.notes if "LeRobot" in note]
+    assert len(told) == bool(said)
+    assert said in "".join(told)
