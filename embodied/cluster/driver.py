@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -24,7 +25,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from embodied.cluster import node_facts
 from embodied.cluster.agent import Agent
-from embodied.cluster.events import Ended, Event, Lost, Note, Placed, Refused, Tell, as_line, event_of
+from embodied.cluster.events import Ended, Event, HeadGone, Lost, Note, Placed, Refused, Tell, as_line, event_of
 from embodied.cluster.keeper import answers
 from embodied.cluster.nodes import (
     Node,
@@ -58,6 +59,7 @@ class Driver:
         self._left: set[int] = set()  # ranks that run
         self._heard: Counter[int] = Counter()  # lines of each node
         self._answered: dict[int, float] = {}  # when each node last did
+        self._head = ""  # its address
         self.each = 0
 
     # -- nodes -------------------------------------------------------------------------------------------------------
@@ -171,13 +173,13 @@ class Driver:
 
     def _start_ranks(self, shape: Shape) -> None:
         port = ray.get(self._agents[0].port.remote())
-        head = ray.get_runtime_context().gcs_address
+        self._head = ray.get_runtime_context().gcs_address
         self._left, self.each = set(range(shape.size)), shape.each
         orders = [
             Order(
                 self._plan.arguments, "ray", place * shape.each, shape.each, place, shape.size,
                 self._nodes[0].address, port, self._plan.folder, str(Path(self._plan.run, "logs")), self._plan.grace_s,
-                head, self._nodes[place].address,
+                self._head, self._nodes[place].address,
             )
             for place in range(shape.nodes)
         ]  # fmt: skip
@@ -228,9 +230,13 @@ class Driver:
 
     def _lose(self, place: int, reason: str) -> None:
         ranks = range(place * self.each, (place + 1) * self.each)
-        if self._left & set(ranks):
-            self._left -= set(ranks)
-            self._tell(Lost(place, self._nodes[place].node_id, reason))
+        if not self._left & set(ranks):
+            return
+        self._left -= set(ranks)
+        if not answers(self._head):  # Ray's processes on the head's machine end with it, and ranks there are saving
+            self._tell(HeadGone(self._head))
+            self.send({"signal": signal.SIGTERM})
+        self._tell(Lost(place, self._nodes[place].node_id, reason))
 
     def send(self, command: dict[str, Any]) -> bool:
         """Sends a command to all keepers; returns whether there are any."""

@@ -35,6 +35,7 @@ def main() -> int:
     if os.fork():
         os._exit(0)  # the agent's child ends here; what goes on has another parent
     os.setsid()
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])  # Ray blocks Ctrl-C in its workers, and ranks would inherit that
     told = threading.Lock()
 
     def tell(event: Event) -> None:

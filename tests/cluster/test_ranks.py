@@ -25,7 +25,7 @@ ENDS_S = 60.0
 SAVES = """
 import os, signal, sys, time
 def stop(*_):
-    open("saved-" + os.environ["RANK"], "w").close()
+    os.mkdir("saved-" + os.environ["RANK"])
     sys.exit(143)
 signal.signal(signal.SIGTERM, stop)
 print("ready", flush=True)
@@ -117,10 +117,16 @@ def test_ranks_save_when_their_agent_has_gone(tmp_path):
     process.stdout.close()
 
 
-def test_a_keeper_hands_on_commands(tmp_path):
-    process = started_keeper(order(SAVES, tmp_path, each=1))
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_keeper_hands_on_signals_that_its_agent_blocks(tmp_path, number):
+    """As Ray's workers do with SIGINT."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        process = started_keeper(order(SAVES.replace("SIGTERM", number.name), tmp_path, each=1))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     assert next_event(process) == Line(2, "ready")
-    process.stdin.write('{"signal": 15}\n')
+    process.stdin.write(json.dumps({"signal": number}) + "\n")
     process.stdin.flush()
     assert next_event(process) == Ended(2, 143, "", "ready")
     process.stdin.close()
