@@ -56,7 +56,7 @@ def test_a_large_cluster_needs_no_launcher(tmp_path, monkeypatch, capsys):
     assert "rollout, train  ranks 0-511 (512) on 64 nodes, node-0 … node-63, 8 on each\n" in text
     assert "to run it" not in text
     assert "memory of the process (each of 512)" in text
-    assert "not looked at" not in text, "this machine's memory says nothing of a cluster"
+    assert "  proposal" not in text, "this machine's memory says nothing of a cluster"
     assert "s of an iteration at 100 Gb/s" in text
     assert "saturates first    " in text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from embodied import schema
+from embodied import instructions, schema
 from embodied.parallel.group import Group
 from embodied.parallel.links import Link, Traffic, busiest, links
 from embodied.parallel.shard_sizes import parts_of
@@ -15,7 +15,7 @@ from embodied.run.memory.footprint import Weights
 from embodied.run.placement.table import table_of
 from embodied.types import ArraySpec, PolicySpec
 
-SCORED = ("num_steps", "rewards", "version", "length", "value", "task_id")
+SCORED = ("num_steps", "rewards", "version", "length", "value")
 """Fields of a record that scoring reads, beside those of the observation and of the decision."""
 RESULTS = ("rewards", "num_steps", "terminated", "truncated", "success", "progress", "solved_at")
 """Fields of a record that a simulator writes beside the observation."""
@@ -43,12 +43,13 @@ def traffic(
     finals = numbers.episodes if config.algorithm.adv_type == "gae" else 0
     fields, obs = numbers.fields, sides.train.spec.obs
     whole, fsdp = counted.whole or counted.weights, config.actor.fsdp_config
+    told = () if instructions.FIELD in obs else ("task_id",)
     sharded = counted.gathered.act
     passes = -(-records // (config.actor.micro_batch_size * learners)) * config.algorithm.update_epoch
     steps = numbers.optimizer_steps
     return Traffic(
         groups=numbers.groups, episodes=numbers.episodes, records=records, observations=records + finals,
-        observation=_bytes(fields, {*obs, *RESULTS}), record=_bytes(fields, {*obs, *spec.decision, *SCORED}),
+        observation=_bytes(fields, {*obs, *RESULTS}), record=_bytes(fields, {*obs, *spec.decision, *SCORED, *told}),
         trained=whole.trained or 0, steps=steps, gathered=sharded,
         gathers=1 + passes * (2 if fsdp.reshard_after_forward else 1),
         scatters=steps if fsdp.enable_gradient_accumulation else max(passes, steps), shards=parts_of(fsdp, learners),
