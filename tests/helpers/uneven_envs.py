@@ -18,28 +18,32 @@ class Erratic(FakeEnv):
 
 
 class Straggles(FakeEnv):
-    """Episodes from the first start of an iteration wait, in their first control step, until one of the next iteration
-    is stepped. So they end only if slots flow over the border between both.
+    """Episodes from the first start of an iteration wait, in their first control step, until one of a later iteration
+    is stepped. So they end only if slots flow over the borders between both.
 
     Args:
         folder: where files are left: ``stepped-N`` of iteration N, and ``in-vain`` of an episode that has waited for
             ``patience_s``.
         starts: of an iteration; a start's seed is its number in the run.
         until: iteration whose episodes are the last that wait.
+        ahead: iterations between both.
     """
 
-    keys_without_start = (*FakeEnv.keys_without_start, "folder", "starts", "patience_s", "until")
+    keys_without_start = (*FakeEnv.keys_without_start, "folder", "starts", "patience_s", "until", "ahead")
 
-    def __init__(self, folder: str, starts: int, patience_s: float = 60.0, until: int = 0, **kwargs):
+    def __init__(
+        self, folder: str, starts: int, patience_s: float = 60.0, until: int = 0, ahead: int = 1, **kwargs
+    ):  # fmt: skip
         super().__init__(**kwargs)
-        self._folder, self._starts, self._patience_s, self._until = Path(folder), starts, patience_s, until
+        self._folder, self._starts, self._patience_s = Path(folder), starts, patience_s
+        self._until, self._ahead = until, ahead
 
     def step(self, action):
         if self._steps == 0:
             iteration, place = divmod(self._start.seed, self._starts)
             (self._folder / f"stepped-{iteration}").touch()
             if place == 0 and iteration <= self._until:
-                self._wait(self._folder / f"stepped-{iteration + 1}")
+                self._wait(self._folder / f"stepped-{iteration + self._ahead}")
         return super().step(action)
 
     def _wait(self, file: Path) -> None:
