@@ -230,6 +230,22 @@ def test_keys_of_the_model_that_may_and_may_not_differ(key, value, fatal):
 
 
 @pytest.mark.parametrize(
+    ("keys", "fatal"),
+    [
+        (("action_horizon=6",), False),
+        ((), True),  # the chunk is then as long as what is executed of it
+        (("action_horizon=6", "value_head=true", "value_type=action_level"), True),
+        (("action_horizon=6", "noise_method=noise_policy", "train_expert_only=true", "noise_level=null"), True),
+    ],
+)
+def test_of_a_denoised_chunk_more_or_less_may_be_executed(keys, fatal):
+    run("a", "model=flow_vla_tiny", *(f"actor.model.{key}" for key in keys), "algorithm.logprob_type=action_level")
+    rules = Rules(composed("runs/a", "actor.model.num_action_chunks=3"), Group())
+    (row,) = brought.differences(rules.composed, {})
+    assert (row.key, row.fatal) == ("actor.model.num_action_chunks", fatal)
+
+
+@pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"env__eval__episodes_per_task": "many"}, "env.eval.episodes_per_task = 'many'"),

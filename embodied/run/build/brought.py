@@ -103,7 +103,7 @@ def _of_model(composed: Composed, brought: Brought) -> Iterator[Row]:
     own = () if composed.config.runner.only_eval else OF_ALGORITHM
     for name, value in brought.model.items():
         if name in here and name not in own and here[name] != value:
-            yield Row(f"{MODEL}{name}", value, here[name], *_effect(name))
+            yield Row(f"{MODEL}{name}", value, here[name], *_effect(name, brought.model, here))
     for key, value in wanted.items():
         name = key.removeprefix(MODEL)
         if name != key and at(composed.resolved, key) != value and brought.model.get(name) == here.get(name):
@@ -112,12 +112,21 @@ def _of_model(composed: Composed, brought: Brought) -> Iterator[Row]:
             yield Row(key, kept, value, f"protocol {by} has it; the checkpoint's stays, with which it learnt")
 
 
-def _effect(name: str) -> tuple[str, bool]:
+def _effect(name: str, brought: Mapping[str, Any], here: Mapping[str, Any]) -> tuple[str, bool]:
+    if name == "num_action_chunks" and _denoises_more(brought) and _denoises_more(here):
+        return "so many actions of a chunk are executed", False
     if name in SHAPES:
         return "layers of other sizes", True
     if name in PICTURES:
         return "pictures unlike those that it learnt from", True
     return ("other weights below the trained ones" if name in ("model_path", "lora_path") else "built otherwise"), False
+
+
+def _denoises_more(model: Mapping[str, Any]) -> bool:
+    """Whether a policy denoises a chunk of its own length, of which no layer depends on how much is executed."""
+    own = model.get("action_horizon") is not None or model.get("model_path") is not None
+    heads = model.get("value_head") and model.get("value_type") == "action_level"
+    return "num_steps" in model and model.get("noise_method") != "noise_policy" and own and not heads
 
 
 def _of_env(composed: Composed, brought: Brought) -> Iterator[Row]:
