@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import lab
+import numpy as np
 import pytest
 from logged import VARYING, lasting_meta
 
