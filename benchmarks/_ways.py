@@ -21,6 +21,8 @@ from _measure import cpu_seconds, minor_faults
 
 from embodied.runtime.channel import Command, Kind
 from embodied.runtime.pool.pool import Deadlines, Pool, PoolConfig
+from embodied.runtime.remote.hosts import HostsConfig, RemotePool
+from embodied.runtime.remote.local import LocalStarter
 from embodied.runtime.slab import Slab, runtime_fields
 from embodied.runtime.worker.reward import ShapedReward
 from embodied.types import ArraySpec, Start
@@ -80,12 +82,15 @@ class PoolWay:
         self.slab, self._envs, self._ready = Slab.create(fields, rows or 2 * envs), envs, ready
         folder = Path(tempfile.mkdtemp())
         config = PoolConfig(envs, workers, "_envs.CostEnv", env, ShapedReward(), PATIENT, folder)
-        self.pool = Pool(config, self.slab)
+        self.pool = self._open(config, tuple(spec.obs))
         self._next = envs  # row of the next observation
         self._row = list(range(envs))
         for slot in range(envs):
             self.pool.send(Command(Kind.RESET, slot, next_row=slot, task_id=0, seed=slot, max_steps=NO_LIMIT))
         self._wait(envs)
+
+    def _open(self, config: PoolConfig, obs: tuple[str, ...]) -> Any:
+        return Pool(config, self.slab)
 
     def _wait(self, count: int) -> list[int]:
         done: list[int] = []
@@ -122,6 +127,21 @@ class PoolWay:
     def close(self) -> None:
         self.pool.close()
         self.slab.close()
+
+
+class HostsWay(PoolWay):
+    """The same slots on simulator hosts of this machine, which send their rows over TCP."""
+
+    def __init__(self, hosts: int, *args: Any, **options: Any) -> None:
+        self._hosts = hosts
+        super().__init__(*args, **options)
+
+    def _open(self, config: PoolConfig, obs: tuple[str, ...]) -> RemotePool:
+        return RemotePool(HostsConfig(config, self._hosts, obs, gpus=()), self.slab, LocalStarter())
+
+    def pids(self) -> list[int]:
+        hosts = [peer.started.pid for peer in self.pool.hosts]
+        return [*hosts, *(facts.pid for facts in self.pool.facts)]
 
 
 class GymEnv(gymnasium.Env):

@@ -138,7 +138,7 @@ class EnvPort(Protocol):
         ...
 
     @property
-    def facts(self) -> Sequence[WorkerFacts]:
+    def facts(self) -> list[WorkerFacts]:
         """Facts that the serving workers found at their start."""
         ...
 

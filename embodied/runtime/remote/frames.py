@@ -15,7 +15,7 @@
 
 A head holds the number of its frame, the number of the last frame that its sender has taken, the sender's clock, sizes
 and checks. The check of the head is a keyed hash (BLAKE2s) with a key of the connection, so that nobody else can write
-a frame; the check of an observation is a weighted sum, which finds damage (30 µs for 393 kB; CRC-32 takes 180 µs).
+a frame; the check of an observation is a weighted sum, which finds damage (15 µs for 393 kB; CRC-32 takes 180 µs).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import hashlib
 import hmac
 import json
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -127,26 +127,31 @@ def _keyed(data: bytes, key: bytes, size: int) -> bytes:
     return hashlib.blake2s(data, key=key, digest_size=size).digest()
 
 
-_weights = np.arange(1, 1 << 13, 2, dtype=np.uint64)
+_COLUMNS = 128
+_WEIGHTS = np.arange(1, 2 * _COLUMNS, 2, dtype=np.uint64)
 
 
 def check_large(views: Iterable[memoryview]) -> int:
-    """Returns the check of an observation: the sum of its words, each with an odd weight of its own, modulo 2⁶⁴. Every
-    change of one word changes it, and so do words that change places."""
-    global _weights
+    """Returns the check of an observation, modulo 2⁶⁴: the sum of its words, in 128 columns that have an odd weight
+    each. Every change of one word changes it, and so do words of two columns that change places."""
     total = 0
     for view in views:
         data = np.frombuffer(view, np.uint8)
-        words = data[: len(data) // 8 * 8].view(np.uint64)
-        if len(words) > len(_weights):
-            _weights = np.arange(1, 2 * len(words), 2, dtype=np.uint64)
-        tail = int.from_bytes(data[8 * len(words) :].tobytes(), "little")
-        total = total * 0x9E3779B97F4A7C15 + int(np.dot(words, _weights[: len(words)])) + tail
-        total &= (1 << 64) - 1
-    return total
+        size = len(data) // (8 * _COLUMNS) * 8 * _COLUMNS
+        columns = np.add.reduce(data[:size].view(np.uint64).reshape(-1, _COLUMNS), axis=0)
+        total = total * 0x9E3779B97F4A7C15 + int(np.dot(columns, _WEIGHTS)) + _check_rest(data[size:])
+    return total & (1 << 64) - 1
+
+
+def _check_rest(data: np.ndarray) -> int:
+    return int.from_bytes(hashlib.blake2s(data.tobytes(), digest_size=8).digest(), "little") if len(data) else 0
 
 
 # -- rows ------------------------------------------------------------------------------------------------------------
+
+
+Part = list[tuple[memoryview, int]]
+"""Fields of all rows as bytes, with the bytes of one row."""
 
 
 class Rows:
@@ -157,54 +162,52 @@ class Rows:
     """
 
     def __init__(self, slab: Slab, obs: Iterable[str]) -> None:
-        self._slab = slab
-        self._obs = [name for name in obs if slab.fields[name].nbytes]
-        self._result = [*RESULT, *(name for name in slab.fields if name.startswith(INFO))]
-        self._shown = [name for name in SHOWN if name in slab.fields]
-        self._views: dict[int, list[memoryview]] = {}
-        self.obs_bytes = sum(slab.fields[name].nbytes for name in self._obs)
+        self._obs = self._part(slab, obs)
+        self._result = self._part(slab, (*RESULT, *(name for name in slab.fields if name.startswith(INFO))))
+        actions = self._part(slab, ("actions",))
+        self._decision = {False: actions, True: actions + self._part(slab, (n for n in SHOWN if n in slab.fields))}
+
+    @staticmethod
+    def _part(slab: Slab, names: Iterable[str]) -> Part:
+        sizes = {name: slab.fields[name].nbytes for name in names}
+        return [(slab.arrays[name].reshape(-1).view(np.uint8).data, size) for name, size in sizes.items() if size]
 
     def observation(self, row: int) -> list[memoryview]:
         """Returns writable views of the bytes of a row's observation."""
-        if (views := self._views.get(row)) is None:
-            arrays = (self._slab.arrays[name][row : row + 1].reshape(-1) for name in self._obs)
-            views = self._views[row] = [array.view(np.uint8).data for array in arrays]
-        return views
+        return _views(self._obs, row)
 
     def result(self, row: int) -> bytes:
         """Returns the fields that a worker has written into the row of a STEP."""
-        return self._read(self._result, row)
+        return b"".join(_views(self._result, row))
 
     def write_result(self, row: int, data: bytes) -> None:
         """Writes what :meth:`result` returned. Raises :class:`DamagedFrame` for another size."""
-        self._write(self._result, row, data)
+        _write(self._result, row, data)
 
     def decision(self, row: int, shown: bool) -> bytes:
         """Returns the actions of a row and, if they are ``shown``, the fields that a video shows."""
-        return self._read(["actions", *(self._shown if shown else ())], row)
+        return b"".join(_views(self._decision[shown], row))
 
     def decision_bytes(self, shown: bool) -> int:
         """Returns the size of what :meth:`decision` returns."""
-        return sum(self._slab.fields[name].nbytes for name in ("actions", *(self._shown if shown else ())))
+        return sum(size for _, size in self._decision[shown])
 
     def write_decision(self, row: int, data: bytes, shown: bool) -> None:
         """Writes what :meth:`decision` returned. Raises :class:`DamagedFrame` for another size."""
-        self._write(["actions", *(self._shown if shown else ())], row, data)
+        _write(self._decision[shown], row, data)
 
-    def _read(self, names: Sequence[str], row: int) -> bytes:
-        arrays = self._slab.arrays
-        return b"".join([arrays[name][row].tobytes() for name in names])
 
-    def _write(self, names: Sequence[str], row: int, data: bytes) -> None:
-        fields, at = self._slab.fields, 0
-        if len(data) != sum(fields[name].nbytes for name in names):
-            raise DamagedFrame(f"{len(data)} bytes for the fields {', '.join(names)}")
-        for name in names:
-            array = self._slab.arrays[name]
-            array[row] = np.frombuffer(data, array.dtype, fields[name].nbytes // array.itemsize, at).reshape(
-                fields[name].shape
-            )
-            at += fields[name].nbytes
+def _views(part: Part, row: int) -> list[memoryview]:
+    return [whole[row * size : (row + 1) * size] for whole, size in part]
+
+
+def _write(part: Part, row: int, data: bytes) -> None:
+    expected, at = sum(size for _, size in part), 0
+    if len(data) != expected:
+        raise DamagedFrame(f"{len(data)} bytes of a row's fields, expected {expected}")
+    for whole, size in part:
+        whole[row * size : (row + 1) * size] = data[at : at + size]
+        at += size
 
 
 # -- texts -----------------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import queue
 import socket
 import struct
 import threading
+import time
 from contextlib import suppress
 from typing import Final, NamedTuple
 
@@ -200,9 +201,12 @@ def _check_version(theirs: bytes, address: Address) -> None:
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:
-    """Receives so many bytes. Raises :class:`NotOpened` if the peer breaks off."""
-    data = bytearray()
+    """Receives so many bytes. Raises :class:`NotOpened` if the peer breaks off, and TimeoutError if they do not come
+    within twice the connection's timeout, also byte by byte."""
+    data, until = bytearray(), time.monotonic() + 2 * (connection.gettimeout() or HELLO_S)
     while len(data) < size:
+        if time.monotonic() > until:
+            raise TimeoutError("it is too slow")
         try:
             part = connection.recv(size - len(data))
         except ConnectionResetError as error:

@@ -231,7 +231,10 @@ class Peer:
 
     def _worker(self, local: int) -> RemoteWorker:
         batch = self._job.pool.batch
-        return self._workers.setdefault(self._group[local] if batch else 0, RemoteWorker(batch))
+        group = self._group[local] if batch else 0
+        if group not in self._workers:
+            self._workers[group] = RemoteWorker(batch)
+        return self._workers[group]
 
     # -- what it says ------------------------------------------------------------------------------------------------
 

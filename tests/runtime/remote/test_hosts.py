@@ -43,12 +43,10 @@ def collect(rig, iteration=0):
     return found
 
 
-@pytest.fixture
-def expected(make_rig):
-    rig = make_rig(**SHAPE)
-    found = collect(rig)
-    rig.pool.close()
-    return found
+@pytest.fixture(scope="module")
+def expected(shared_rig):
+    """What a local pool collects."""
+    return collect(shared_rig(**SHAPE))
 
 
 def gone(pid: int) -> bool:
