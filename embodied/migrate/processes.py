@@ -14,6 +14,7 @@ from embodied.schema.others.counts import SLOTS
 from embodied.schema.others.translation import number_of
 
 NODES, GPUS, PLACEMENT = "cluster.num_nodes", "cluster.num_gpus_per_node", "cluster.component_placement"
+NODE_GROUPS = "cluster.node_groups"
 BATCH = "data.rollout_batch_size"
 USUAL = 8
 """GPUs of a machine, where their file does not say it."""
@@ -53,7 +54,7 @@ def launch(migration: Migration, devices: int | None) -> tuple[int, int]:
     if (gpus() if devices is None else devices) < here:
         placed = migration.settings.get(PLACEMENT)
         everywhere = isinstance(placed, Mapping) and set(map(str, placed.values())) <= {"all"}
-        for key in (NODES, GPUS, *(() if everywhere else (PLACEMENT,))):
+        for key in (NODES, GPUS, *(() if everywhere else (PLACEMENT, NODE_GROUPS))):
             _to_command(migration, key)
     _share_slots(migration, nodes * here)
     return nodes, here
@@ -91,10 +92,31 @@ def _to_command(
 
 
 def _of_rlinf(flat: Mapping[str, Any]) -> tuple[int, int] | None:
-    placed, nodes = flat.get(PLACEMENT), number_of(flat.get(NODES)) or 1
+    placed, nodes = flat.get(PLACEMENT), int(number_of(flat.get(NODES)) or 1)
     values = placed.values() if isinstance(placed, Mapping) else [placed]
-    indices = [int(one) for value in values for one in re.findall(r"\d+", str(value))]
-    return (int(nodes), ceil((max(indices) + 1) / nodes)) if indices else None
+    each = [found for value in values if (found := _each_of_rlinf(value, flat.get(NODE_GROUPS), nodes))]
+    return (nodes, max(each)) if each else None
+
+
+def _each_of_rlinf(place: Any, groups: Any, nodes: int) -> int:
+    """Devices of a node that a place of RLinf needs at least; 0 = it names no device.
+
+    >>> _each_of_rlinf("0-7", None, 2), _each_of_rlinf({"node_group": "node", "placement": "0-1"}, None, 2)
+    (4, 0)
+    """
+    label = place.get("node_group") if isinstance(place, Mapping) else None
+    if label == "node":
+        return 0
+    own = [group.get("node_ranks") for group in groups or () if str(group.get("label")) == str(label)]
+    if own and (numbers := _numbers(own[0])):
+        nodes = min(nodes, numbers[-1] - numbers[0] + 1)
+    devices = _numbers(place.get("placement") if isinstance(place, Mapping) else place)
+    return ceil((max(devices) + 1) / nodes) if devices else 0
+
+
+def _numbers(ranks: Any) -> list[int]:
+    """Numbers of devices or nodes in a text, without those of processes behind colons."""
+    return [int(one) for one in re.findall(r"\d+", re.sub(r":[\d-]+", "", str(ranks)))]
 
 
 def _of_roll(flat: Mapping[str, Any]) -> tuple[int, int] | None:

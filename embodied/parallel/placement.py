@@ -9,16 +9,20 @@ make equal tables.
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
+from embodied.errors import ConfigError
 from embodied.lib.spans import as_spans
 
 Role = Literal["rollout", "train"]
 EVERY_ROLE: frozenset[Role] = frozenset({"rollout", "train"})
+NODES = "EMBODIED_NODES"
+"""Variable in which a launcher describes all nodes of a run to its processes: torchrun's variables know equal ones."""
 MOST_ROWS = 8  # of nodes with simulators in the table that is printed
 
 
@@ -163,6 +167,27 @@ class PlacementTable:
         idle = {node.name: node.devices - used[node.name] for node in self.nodes if node.name not in hosts}
         left = [node for node, count in idle.items() if count]
         return [["idle", f"{_several([idle[node] for node in left])} devices on {_nodes(left)}"]] if left else []
+
+
+def nodes_as_text(nodes: Sequence[Node]) -> str:
+    """Formats a description of nodes for :data:`NODES`.
+
+    >>> nodes_of({NODES: nodes_as_text([Node("a", 8, 64), Node("b", 0)])})
+    [Node(name='a', devices=8, cores=64), Node(name='b', devices=0, cores=None)]
+    """
+    return json.dumps([asdict(node) for node in nodes])
+
+
+def nodes_of(environment: Mapping[str, str]) -> list[Node]:
+    """Reads the description of nodes that the launcher of a process has left; empty: it has left none.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return [Node(**one) for one in json.loads(environment.get(NODES) or "[]")]
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{NODES} describes no nodes: {error}", f"unset {NODES}; launchers set it") from error
 
 
 def by_name(name: str) -> tuple[tuple[int, int, str], ...]:

@@ -90,7 +90,7 @@ def run(argv: Sequence[str], config_name: str, processes: Group, recipe: Recipe 
         composed = _traced(composed)
     if not print_only:
         with _advised(config_name):
-            processes = _planned(composed, processes)
+            composed, processes = _planned(composed, overrides, folders, processes)
         return _carry_out(composed, config_name, folders, processes, recipe)
     if composed.origins is not None:
         print(*composed.origins.lines(composed.resolved), sep="\n")
@@ -99,11 +99,25 @@ def run(argv: Sequence[str], config_name: str, processes: Group, recipe: Recipe 
     return 0
 
 
-def _planned(composed: Composed, processes: Group) -> Group:
-    """Returns the processes of the cluster that a dry run plans; else ``processes``."""
-    from embodied.run.placement.table import planned
+def _planned(
+    composed: Composed, overrides: Sequence[str], folders: Sequence[str], processes: Group
+) -> tuple[Composed, Group]:  # fmt: skip
+    """Returns a dry run's configuration with the processes of the cluster that it plans, which may need more env slots
+    than nobody has asked for."""
+    if not composed.config.runner.dry_run:
+        return composed, processes
+    from embodied.run.placement.table import more_slots, planned
+    from embodied.schema.compose.compose import compose_unchecked
 
-    return planned(composed.config, processes) if composed.config.runner.dry_run else processes
+    found = planned(composed.config, processes)
+    settings = more_slots(composed, found)
+    if settings:
+        assert composed.trail is not None
+        again = compose_unchecked([*overrides, *settings], composed.trail.config_name, folders)
+        composed = replace(again, command=composed.command)
+        _check_rules(composed, processes)
+        found = planned(composed.config, processes, settings)
+    return composed, found
 
 
 def _with_env(composed: Composed) -> Composed:

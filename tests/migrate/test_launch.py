@@ -27,6 +27,13 @@ def test_a_file_that_asks_for_several_gpus_gets_the_command_of_torchrun(devices,
     assert [one.key for one in found.notes if one.how == "refused"] == []
 
 
+HETERO = {
+    "num_nodes": 4,
+    "component_placement": {
+        "actor,rollout": {"node_group": "4090", "placement": "0-15"}, "env": {"node_group": "node", "placement": "2-3"},
+    },
+    "node_groups": [{"label": "4090", "node_ranks": "0-1"}, {"label": "robot", "node_ranks": "2-3"}],
+}  # fmt: skip
 ROLL = {"rollout_batch_size": 64, "actor_train": {"device_mapping": "list(range(0,16))"}}
 COSMOS = {"policy": {"parallelism": {"n_init_replicas": 2, "dp_shard_size": 4}}}
 
@@ -39,6 +46,8 @@ COSMOS = {"policy": {"parallelism": {"n_init_replicas": 2, "dp_shard_size": 4}}}
         ("rlinf", {"cluster": {"num_nodes": 1, "component_placement": {"actor,rollout": "0-7"}}}, 1, 8),
         ("rlinf", {"cluster": {"num_nodes": 2, "component_placement": {"rollout": "0-7", "actor": "8-15"}}}, 2, 8),
         ("rlinf", {"cluster": {"num_nodes": 1, "component_placement": {"actor,rollout": "all"}}}, 1, 1),
+        ("rlinf", {"cluster": HETERO}, 4, 8),
+        ("rlinf", {"cluster": {"num_nodes": 1, "component_placement": {"actor": "0-3:0-7"}}}, 1, 4),
         ("roll", ROLL, 2, 8),
         ("roll", {**ROLL, "num_gpus_per_node": 4}, 4, 4),
         ("cosmos-rl", COSMOS, 1, 8),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embodied.errors import ConfigError
-from embodied.parallel.placement import EVERY_ROLE, Node, PlacementTable, by_name
+from embodied.parallel.placement import EVERY_ROLE, NODES, Node, PlacementTable, by_name, nodes_of
 from embodied.parallel.placing import place
 from embodied.schema import ClusterConfig
 from embodied.schema.keys.placement import placed
@@ -164,6 +164,13 @@ def test_what_cannot_be_is_refused_with_key_and_node(placement, more, said):
     assert failed.value.remedy
 
 
+@pytest.mark.parametrize("text", ["nodes", "[1]", '[{"name": "a", "gpus": 1}]', "{"])
+def test_a_description_of_nodes_is_read_or_refused(text):
+    assert nodes_of({}) == nodes_of({NODES: ""}) == []
+    with pytest.raises(ConfigError, match=NODES):
+        nodes_of({NODES: text})
+
+
 def test_nodes_are_in_order_of_their_names():
     assert sorted(["b", "a-10", "a-9", "10.0.0.11", "10.0.0.9", "a"], key=by_name) == [
         "10.0.0.9", "10.0.0.11", "a", "a-9", "a-10", "b",
@@ -171,13 +178,13 @@ def test_nodes_are_in_order_of_their_names():
     assert sorted(["a-1", "a-01", "a-001"], key=by_name) == sorted(["a-001", "a-1", "a-01"], key=by_name)
 
 
-NODES = st.lists(
+DESCRIBED = st.lists(
     st.builds(Node, st.sampled_from("abcdefgh"), st.integers(0, 4), st.sampled_from([8, 16, 64])),
     min_size=1, max_size=6, unique_by=lambda node: node.name,
 )  # fmt: skip
 
 
-@given(NODES, st.randoms(use_true_random=False), st.integers(1, 5))
+@given(DESCRIBED, st.randoms(use_true_random=False), st.integers(1, 5))
 def test_the_table_depends_on_the_nodes_alone(nodes, shuffling: random.Random, each):
     """However they are listed; and all ranks and slots are placed once."""
     devices = sum(node.devices for node in nodes)

@@ -92,6 +92,7 @@ def test_a_placement_without_components_is_that_of_each():
         ({"env": {"node_group": "", "placement": 0}}, "a node_group without a label"),
         ({"env": {"node_group": "cpu,cpu"}}, "gives env a node group twice: cpu, cpu"),
         ({"env": {"node_group": "cpu", "placement": "3-1"}}, "write 1-3"),
+        ({"env": {"node_groups": "cpu"}}, "gives env the key 'node_groups'. Did you mean 'node_group'?"),
     ],
 )
 def test_placements_that_say_no_place_are_refused(placement, said):
@@ -101,7 +102,9 @@ def test_placements_that_say_no_place_are_refused(placement, said):
     assert said in str(failed.value)
 
 
-@pytest.mark.parametrize("wrong", [{"actor": True}, {"actor": 1.5}, {"env": {"group": "cpu"}}, {"env": None}])
+@pytest.mark.parametrize(
+    "wrong", [{"actor": True}, {"actor": 1.5}, {"env": None}, {"env": {"placement": True}}, {"env": {"placement": {}}}]
+)
 def test_values_of_another_type_are_refused(wrong):
     with pytest.raises(ValidationError):
         ClusterConfig(component_placement=wrong)
@@ -121,7 +124,8 @@ def test_a_label_is_a_place_and_so_are_several():
     several = {"env": "cpu", "actor": {"node_group": "cpu,4090", "placement": "0-8"}, "rollout": {"node_group": 4090}}
     found = placed(ClusterConfig(component_placement=several, node_groups=groups))[1]
     assert [found[name].groups for name in ("env", "actor", "rollout")] == [("cpu",), ("cpu", "4090"), ("4090",)]
-    assert placed(ClusterConfig(component_placement={"env": "4090"}, node_groups=groups))[1]["env"].groups == ("4090",)
+    for env in ("4090", 4090):
+        assert placed(ClusterConfig(component_placement={"env": env}, node_groups=groups))[1]["env"].groups == ("4090",)
 
 
 @pytest.mark.parametrize(
@@ -154,3 +158,19 @@ def test_a_placement_is_checked_with_the_other_keys():
         compose(words)
     with pytest.raises(UnknownNameError, match="unknown component 'actr'"):
         compose(["env=libero_10", "cluster.component_placement={actr:0-3}"])
+
+
+@pytest.mark.parametrize(
+    ("group", "said"),
+    [
+        ("{label:a,node_ranks:0,lable:b}", "unknown key 'cluster.node_groups.0.lable'. Did you mean 'label'?"),
+        ("{label:a,node_ranks:0,hardware:{type:Franka}}", "unknown key 'cluster.node_groups.0.hardware'"),
+        ("{label:a}", "cluster.node_groups.0.node_ranks is missing"),
+        ("{label:a,node_ranks:0,env_configs:[{node_ranks:0,python:x}]}", "node_groups.0.env_configs.0.python'"),
+        ("{label:a,node_ranks:0,env_configs:[{node_ranks:0,env_vars:[A]}]}", "node_groups.0.env_configs.0.env_vars"),
+    ],
+)
+def test_keys_of_groups_are_checked_as_others_are(group, said):
+    with pytest.raises(ConfigError) as failed:
+        compose(["env=libero_10", f"cluster.node_groups=[{group}]"])
+    assert said in str(failed.value)

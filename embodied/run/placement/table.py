@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Mapping, Sequence
+from itertools import count
 
 from embodied import schema
 from embodied.errors import ConfigError
 from embodied.parallel.group import Group
-from embodied.parallel.placement import Node, PlacementTable, Role
+from embodied.parallel.placement import Node, PlacementTable, Role, nodes_of
 from embodied.parallel.placing import place
-from embodied.schema.keys.placement import PLACEMENT, NodeGroup, Place, placed
+from embodied.schema.compose.compose import Composed
+from embodied.schema.keys.placement import GROUPS, PLACEMENT, NodeGroup, Place, placed
 
 
 class Planned(Group):
     """The processes of a run that is planned and not started, as rank 0 would see them. Never connected.
+
+    Args:
+        settings: of the plan beside those of the command, which these processes could not share.
 
     >>> from embodied.parallel.placement import Rank
     >>> group = Planned(PlacementTable((Node("a", 2),), (Rank(0, "a", 0, 0, frozenset({"train"})), Rank(1, "a", 1, 1))))
@@ -21,9 +28,9 @@ class Planned(Group):
     (2, 1, '')
     """
 
-    def __init__(self, table: PlacementTable) -> None:
+    def __init__(self, table: PlacementTable, settings: Sequence[str] = ()) -> None:
         super().__init__(0, len(table.ranks), 0, len(table.on(table.ranks[0].node)))
-        self.table = table
+        self.table, self.settings = table, tuple(settings)
 
     def of(self, role: Role) -> Group:
         """Returns the group of the planned processes that have ``role``, as the first of them would see it."""
@@ -35,9 +42,12 @@ class Planned(Group):
         return ""
 
 
-def planned(config: schema.Config, processes: Group) -> Group:
+def planned(config: schema.Config, processes: Group, settings: Sequence[str] = ()) -> Group:
     """Returns the processes that a dry run plans: those of the cluster that the keys describe, where this process was
     started alone; else ``processes``.
+
+    Args:
+        settings: as :class:`Planned` has them.
 
     Raises:
         ConfigError: the keys place something that cannot be.
@@ -45,11 +55,30 @@ def planned(config: schema.Config, processes: Group) -> Group:
     if not config.runner.dry_run or processes.size > 1 or config.runner.task.records:
         return processes
     table = _placed(config, _described(config.cluster))
-    return processes if len(table.ranks) == 1 and not table.hosts else Planned(table)
+    return processes if len(table.ranks) == 1 and not table.hosts else Planned(table, settings)
 
 
-def table_of(config: schema.Config, processes: Group) -> PlacementTable:
-    """Returns the table of a run.
+def more_slots(composed: Composed, processes: Group) -> list[str]:
+    """Returns numbers of env slots that planned processes can share, for those that they cannot and that the command
+    does not set."""
+    if not isinstance(processes, Planned):
+        return []
+    config, hosts, learners = composed.config, processes.of("rollout").size, processes.of("train").size
+    train, evaluation = config.env.train.total_num_envs, config.env.eval.total_num_envs
+    found = {"env.eval.total_num_envs": (evaluation, -(-evaluation // hosts) * hosts)}
+    if not schema.only_evaluates(config) and config.data.rollout_batch_size is None:
+        unit, epochs = math.lcm(hosts, learners) * config.algorithm.group_size, config.algorithm.rollout_epoch
+        shared = (number for number in count(-(-train // hosts) * hosts, hosts) if number * epochs % unit == 0)
+        found["env.train.total_num_envs"] = (train, next(shared))
+    typed = {one.lstrip("+").partition("=")[0] for one in (composed.trail.expanded if composed.trail else ())}
+    return [f"{key}={wanted}" for key, (now, wanted) in found.items() if now != wanted and key not in typed]
+
+
+def table_of(
+    config: schema.Config, processes: Group, environment: Mapping[str, str] = os.environ
+) -> PlacementTable:  # fmt: skip
+    """Returns the table of a run. Its nodes are those that whoever started the processes describes
+    (:data:`embodied.parallel.placement.NODES`), else those of torchrun, which are alike.
 
     Raises:
         ConfigError: the keys place something that cannot be, or not all of the processes that were started.
@@ -57,21 +86,22 @@ def table_of(config: schema.Config, processes: Group) -> PlacementTable:
     if isinstance(processes, Planned):
         return processes.table
     nodes, each = processes.size // processes.local_size, processes.local_size
-    table = _placed(config, [Node(f"node-{number}", each) for number in range(nodes)])
+    described = nodes_of(environment) or [Node(f"node-{number}", each) for number in range(nodes)]
+    table = _placed(config, described)
     if len(table.ranks) != processes.size:
-        first = next(iter(placed(config.cluster)[1].values()))
+        first = next(iter(placed(config.cluster)[1].values()), None)
         raise ConfigError(
-            f"{PLACEMENT} gives {first.said}, and {processes.size - len(table.ranks)} of the {processes.size} "
-            "processes of the run would have no component",
-            f"start as many processes as it names ({len(table.ranks)}), or set it to all",
+            f"{f'{PLACEMENT} gives {first.said}' if first else f'{GROUPS} ignores the devices of some nodes'}, which "
+            f"is a place for {len(table.ranks)} processes, and the run has {processes.size}",
+            f"start {len(table.ranks)} processes, or leave {PLACEMENT if first else GROUPS} out",
         )
     return table
 
 
 def refuse_unbuilt(config: schema.Config, table: PlacementTable) -> None:
-    """Refuses placements that are planned and cannot be run yet: other roles than all on each rank, other devices for
+    """Refuses placements that can be planned and not be run yet: other roles than all on each rank, other devices for
     simulators, simulator hosts. Raises :class:`ConfigError`."""
-    if table.collocated or config.runner.dry_run:
+    if table.collocated:
         return
     places = placed(config.cluster)[1].values()
     everything = (None, tuple(range(len(table.ranks))))
@@ -85,13 +115,16 @@ def refuse_unbuilt(config: schema.Config, table: PlacementTable) -> None:
 
 def check(config: schema.Config, processes: Group) -> None:
     """Refuses placements that cannot be, and those that cannot be run. Raises :class:`ConfigError`."""
-    refuse_unbuilt(config, table_of(config, processes))
+    if not isinstance(processes, Planned):
+        refuse_unbuilt(config, table_of(config, processes))
 
 
 def rows(config: schema.Config, processes: Group) -> list[list[str]]:
     """Returns the lines of the table that a run prints at its start: none of one rank that is alone."""
     table = table_of(config, processes)
-    return table.rows() if len(table.ranks) > 1 or table.hosts else []
+    settings = processes.settings if isinstance(processes, Planned) else ()
+    to_run = [["to run it", f"add {' '.join(settings)}, without which the processes cannot share the env slots"]]
+    return [*table.rows(), *(to_run if settings else [])] if len(table.ranks) > 1 or table.hosts else []
 
 
 def _placed(config: schema.Config, nodes: Sequence[Node]) -> PlacementTable:
@@ -103,15 +136,15 @@ def _described(cluster: schema.ClusterConfig) -> list[Node]:
     """Returns the nodes of a cluster that the keys alone describe. Without ``num_gpus_per_node`` each has as many
     devices as the placement names."""
     groups, places = placed(cluster)
-    count = cluster.num_nodes or 1
-    each = cluster.num_gpus_per_node or _named(groups, places, count)
-    return [Node(f"node-{number}", each) for number in range(count)]
+    nodes = cluster.num_nodes or 1
+    each = cluster.num_gpus_per_node or _named(groups, places, nodes)
+    return [Node(f"node-{number}", each) for number in range(nodes)]
 
 
-def _named(groups: Sequence[NodeGroup], places: Mapping[str, Place], count: int) -> int:
+def _named(groups: Sequence[NodeGroup], places: Mapping[str, Place], nodes: int) -> int:
     blind = {number for group in groups if group.ignore_hardware
-             for number in (range(count) if group.nodes.numbers is None else group.nodes.numbers)}  # fmt: skip
+             for number in (range(nodes) if group.nodes.numbers is None else group.nodes.numbers)}  # fmt: skip
     highest = max(
         (max(one.ranks.numbers) for one in places.values() if one.ranks.numbers and not one.groups), default=0
     )
-    return -(-(highest + 1) // max(count - len(blind), 1))
+    return -(-(highest + 1) // max(nodes - len(blind), 1))

@@ -233,8 +233,8 @@ def _section(mapping: Any, path: str) -> Any:
 
 
 def _inner(section: Any, name: str) -> Any:
-    """Returns the type of a section's field or of a table's entry, without null."""
-    within = section.model_fields[name].annotation if hasattr(section, "model_fields") else get_args(section)[1]
+    """Returns the type of a section's field, or of an entry of a table or a list, without null."""
+    within = section.model_fields[name].annotation if hasattr(section, "model_fields") else get_args(section)[-1]
     parts = [part for part in get_args(within) if part is not type(None)]
     return parts[0] if len(parts) == 1 else within
 

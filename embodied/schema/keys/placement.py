@@ -200,16 +200,23 @@ def _components(names: str) -> Iterator[str]:
 
 def _place(name: str, where: Any, labels: Sequence[str], said: str = "") -> Place:
     what = f"{PLACEMENT} gives {said or name}"
-    if isinstance(where, str) and where.strip() in labels:
-        return Place(name, ALL, (where.strip(),), _text(where), said)
+    if not isinstance(where, (list, Mapping)) and str(where).strip() in labels:
+        return Place(name, ALL, (str(where).strip(),), _text(where), said)
     if isinstance(where, str) and _LABEL.fullmatch(where.strip()) and where.strip().lower() != "all":
         raise ConfigError(
             f"{what} {where!r}, which is no label of {GROUPS}.{did_you_mean(where, labels)}",
             f"{HOW}, or a label{_known(labels)}",
         )
-    if (group := getattr(where, "node_group", None)) is None:
+    if not isinstance(where, Mapping):
         return Place(name, parse_ranks(where, what), (), _text(where), said)
-    return Place(name, parse_ranks(where.placement, what), _labels(group, what, labels), _text(where))
+    for key in where:
+        if key not in ("node_group", "placement"):
+            raise ConfigError(
+                f"{what} the key {key!r}.{did_you_mean(str(key), ('node_group', 'placement'))}",
+                f"write {name}: {{node_group: LABEL, placement: 0-3}}",
+            )
+    found = _labels(where["node_group"], what, labels) if "node_group" in where else ()
+    return Place(name, parse_ranks(where.get("placement", "all"), what), found, _text(where))
 
 
 def _labels(group: Any, what: str, labels: Sequence[str]) -> tuple[str, ...]:
@@ -233,9 +240,9 @@ def _known(labels: Sequence[str]) -> str:
 
 
 def _text(where: Any) -> str:
-    if (group := getattr(where, "node_group", None)) is None:
+    if not isinstance(where, Mapping):
         return str(where)
-    return f"{where.placement} of {group}"
+    return f"{where.get('placement', 'all')} of {where.get('node_group', 'all nodes')}"
 
 
 def placed(cluster: Any) -> tuple[tuple[NodeGroup, ...], dict[str, Place]]:

@@ -13,15 +13,6 @@ Where = str | Number | list[Number | str]
 """``all``, a number, ``0-3``, ``0-3,8-11``, or a list of them (:mod:`embodied.schema.keys.placement`)."""
 
 
-class NodePlacementConfig(Section):
-    """Devices of the nodes of some groups."""
-
-    node_group: str | Number | list[str | Number] = Field(
-        description="Label of a node group, or several: their devices are counted in this order. node = every node."
-    )
-    placement: Where = Field("all", description="Devices of the group's nodes; the nodes themselves if they have none.")
-
-
 class NodeEnvConfig(Section):
     """Python and environment variables of some nodes of a group."""
 

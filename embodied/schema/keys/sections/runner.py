@@ -14,7 +14,7 @@ from embodied.lib.targets import load_target
 from embodied.schema.keys.base import Precision, Section
 from embodied.schema.keys.names import Names
 from embodied.schema.keys.sections.checkpoint import CheckpointConfig
-from embodied.schema.keys.sections.node_groups import NodeGroupConfig, NodePlacementConfig, Where
+from embodied.schema.keys.sections.node_groups import NodeGroupConfig, Where
 from embodied.schema.keys.sections.task_type import TaskType, task_of
 
 TRACKERS = ("jsonl", "tensorboard", "wandb", "swanlab", "mlflow", "trackio")
@@ -315,7 +315,7 @@ class ClusterConfig(Section):
         description="Processes on each machine, one a GPU. torchrun starts them, and another number is refused; null = "
         "not said.",
     )
-    component_placement: Where | dict[str, Where | NodePlacementConfig] | None = Field(
+    component_placement: Where | dict[str, Where | dict[str, Where]] | None = Field(
         None,
         description="Which devices do what: all, or {actor: 0-3, rollout: 4-7, env: 4-7}, with ranges and lists, or "
         "{node_group: LABEL, placement: 0-3}. actor trains, rollout acts, env are the simulators, beside the devices "
