@@ -42,6 +42,7 @@ from embodied.cluster.nodes import (
 from embodied.cluster.plan import Plan
 from embodied.cluster.ranks import Order
 from embodied.errors import ClusterError, EmbodiedError, refuse
+from embodied.parallel import placement
 
 BACK_S = 10.0  # for a lost node to be back before the run goes on with fewer
 ASKED_S = 0.5  # one call for events
@@ -174,12 +175,13 @@ class Driver:
     def _start_ranks(self, shape: Shape) -> None:
         port = ray.get(self._agents[0].port.remote())
         self._head = ray.get_runtime_context().gcs_address
+        described = placement.nodes_as_text([placement.Node(node.name, shape.each) for node in self._nodes])
         self._left, self.each = set(range(shape.size)), shape.each
         orders = [
             Order(
                 self._plan.arguments, "ray", place * shape.each, shape.each, place, shape.size,
                 self._nodes[0].address, port, self._plan.folder, str(Path(self._plan.run, "logs")), self._plan.grace_s,
-                self._head, self._nodes[place].address,
+                self._head, self._nodes[place].address, described,
             )
             for place in range(shape.nodes)
         ]  # fmt: skip

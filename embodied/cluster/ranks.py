@@ -21,6 +21,7 @@ from typing import IO
 from embodied.cluster.events import Ended, Line, Tell
 from embodied.lib.child import DRAIN_S, LOG_TAIL, Child, reap
 from embodied.parallel.launcher import NODE, VARIABLE, Launcher
+from embodied.parallel.placement import NODES
 
 TAIL_LINES = 200
 
@@ -40,6 +41,7 @@ class Order:
         grace_s: time between SIGTERM and SIGKILL when their launcher has gone.
         head: address of the Ray cluster's head; "" = there is none.
         own: address of this machine in the cluster.
+        nodes: all machines of the run in words (:data:`embodied.parallel.placement.NODES`).
     """
 
     arguments: list[str]
@@ -55,6 +57,7 @@ class Order:
     grace_s: float = 30.0
     head: str = ""
     own: str = ""
+    nodes: str = ""
 
 
 def environment_of(order: Order, local_rank: int, error_file: Path, base: Mapping[str, str]) -> dict[str, str]:
@@ -66,7 +69,7 @@ def environment_of(order: Order, local_rank: int, error_file: Path, base: Mappin
         "MASTER_ADDR": order.address, "MASTER_PORT": str(order.port),
         "TORCHELASTIC_ERROR_FILE": str(error_file), VARIABLE: order.launcher,
         "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1",
-        **({"RAY_ADDRESS": order.head, NODE: order.own} if order.head else {}),
+        **({"RAY_ADDRESS": order.head, NODE: order.own, NODES: order.nodes} if order.head else {}),
     }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from embodied.cluster.events import Ended, Event, HeadGone, Line, event_of
 from embodied.cluster.keeper import answers
 from embodied.cluster.ranks import Order, Ranks, environment_of, free_port
 from embodied.parallel.group import Group
+from embodied.parallel.placement import Node, nodes_as_text, nodes_of
 
 ENDS_S = 60.0
 SAVES = """
@@ -54,6 +55,15 @@ def test_a_rank_has_the_variables_of_torchrun(tmp_path):
     assert group.launcher == "ray"
     assert (variables["MASTER_ADDR"], variables["MASTER_PORT"], variables["GROUP_RANK"]) == ("127.0.0.1", "1234", "1")
     assert variables["HOME"] == "/root"
+    assert "RAY_ADDRESS" not in variables
+
+
+def test_a_rank_of_ray_knows_the_head_its_node_and_all_nodes(tmp_path):
+    nodes = [Node("a", 2), Node("b", 2)]
+    given = order("", tmp_path, head="198.18.0.1:6379", own="198.18.0.2", nodes=nodes_as_text(nodes))
+    variables = environment_of(given, 0, tmp_path / "error", {"RAY_ADDRESS": "another"})
+    assert (variables["RAY_ADDRESS"], variables["EMBODIED_NODE"]) == ("198.18.0.1:6379", "198.18.0.2")
+    assert nodes_of(variables) == nodes
 
 
 def test_what_ranks_print_is_told_and_kept_in_a_log_of_each(tmp_path):

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import lab
+import numpy as np
 import pytest
 from logged import VARYING, lasting_meta
+from seeded_runs import tensors
 
 pytestmark = pytest.mark.slow
 
@@ -28,6 +30,7 @@ RUN = (
     "env.eval.total_num_envs=4", "env.eval.video_cfg.save_video=false", "actor.fsdp_config.strategy=replicate",
 )  # fmt: skip
 LASTS = (*RUN, "env.train.step_s=0.05", "runner.max_epochs=500")
+MANY = ("env.train.total_num_envs=12", "env.eval.total_num_envs=12")  # for 3 and for 6 ranks
 BY_RAY = ("cluster.launcher=ray", "cluster.num_nodes=2", "cluster.num_gpus_per_node=1")
 ENDS_S = 300.0  # on a busy machine; Ray alone gives up a lost head after 60 s
 
@@ -180,14 +183,7 @@ def test_a_node_with_another_version_or_without_the_folder_is_refused(nodes):
     (nodes.folder / "runs").mkdir(exist_ok=True)
     nodes.keep("c", 3, before=f"mount --bind {other} {package}; mount -t tmpfs none {nodes.folder}/runs")
     try:
-        with started(
-            nodes,
-            "a",
-            *RUN,
-            *BY_RAY,
-            "cluster.num_nodes=3",
-            name="refused",
-        ) as process:
+        with started(nodes, "a", *RUN, *MANY, *BY_RAY, "cluster.num_nodes=3", name="refused") as process:
             assert process.wait(ENDS_S) == 2
     finally:
         nodes.cut_power("c")
@@ -200,11 +196,11 @@ def test_a_node_with_another_version_or_without_the_folder_is_refused(nodes):
 
 
 def test_more_than_the_cluster_has_is_refused_with_what_it_has(nodes):
-    with started(nodes, "a", *RUN, *BY_RAY, "cluster.num_gpus_per_node=4", name="more") as process:
+    with started(nodes, "a", *RUN, *MANY, *BY_RAY, "cluster.num_gpus_per_node=3", name="more") as process:
         assert process.wait(ENDS_S) == 2
     said = printed(nodes, "more")
     assert (
-        "the run wants 4 CPU on each of 2 nodes, and no node of the cluster has as many: a (198.18.0.1) 2 of 2" in said
+        "the run wants 3 CPU on each of 2 nodes, and no node of the cluster has as many: a (198.18.0.1) 2 of 2" in said
     )
 
 
@@ -221,14 +217,13 @@ def test_simulators_on_another_node_change_no_bit_also_when_it_is_gone(nodes):
         if other == "b":
             nodes.cut_power("b")
         assert process.wait(ENDS_S) == 0
-    rows, tensors = results(nodes, "hosts")
-    for row in rows:
-        row.pop("rollout/worker_restarts", None)
-    expected, same = results(nodes, "beside")
-    for row in expected:
+    rows, expected = results(nodes, "hosts")[0], results(nodes, "beside")[0]
+    for row in (*rows, *expected):
         row.pop("rollout/worker_restarts", None)
     assert rows == expected
-    assert tensors == same
+    found, same = (tensors(run_folder(nodes, name)) for name in ("hosts", "beside"))
+    differ = {name for name, tensor in same.items() if not np.array_equal(found[name], tensor)}
+    assert differ <= {"rng/0/others"}, "Ray draws from Python's global generator, which no number of ours is from"
 
 
 def test_ranks_save_and_end_when_the_head_is_gone(nodes):
