@@ -36,7 +36,7 @@ class Exchanges:
         import torch.distributed as dist
 
         values: list[Any] = [None] * self.size
-        with collective(self.rank):
+        with collective(self.members[self.rank]):
             dist.all_gather_object(values, value, group=self._processes)
         return values
 
@@ -53,7 +53,7 @@ class Exchanges:
         if self.size > 1:
             import torch.distributed as dist
 
-            with collective(self.rank):
+            with collective(self.members[self.rank]):
                 dist.all_reduce(tensor, group=self._processes)
         return tensor
 
@@ -67,7 +67,7 @@ class Exchanges:
         if self.size > 1:
             import torch.distributed as dist
 
-            with collective(self.rank):
+            with collective(self.members[self.rank]):
                 dist.broadcast_object_list(box, src=self.members[rank], group=self._processes)
         return box[0]
 
@@ -76,7 +76,7 @@ class Exchanges:
         if self.size > 1:
             import torch.distributed as dist
 
-            with collective(self.rank):
+            with collective(self.members[self.rank]):
                 dist.broadcast(tensor, src=self.members[0], group=self._processes)
         return tensor
 
@@ -92,7 +92,7 @@ class Exchanges:
         import torch.distributed as dist
 
         got = sent.new_empty(sum(of))
-        with collective(self.rank):
+        with collective(self.members[self.rank]):
             dist.all_to_all_single(got, sent, list(of), list(to), group=self._processes)
         return got
 

@@ -155,7 +155,7 @@ class Group(Exchanges):
         if self._patience is not None and max(map(len, parts)) > 1:
             import torch.distributed as dist
 
-            with collective(self.rank):
+            with collective(self.members[self.rank]):
                 made = [dist.new_group(ranks, timeout=self._patience) for ranks in in_run]
             mine = None if own is None or len(own) == 1 else made[parts.index(own)]
         number = 0 if own is None else parts.index(own)
@@ -173,7 +173,7 @@ class Group(Exchanges):
         if self._patience is not None:
             import torch.distributed as dist
 
-            with collective(self.rank):
+            with collective(self.members[self.rank]):
                 ranks = None if self._is_all else list(self.members)
                 own._processes = dist.new_group(ranks, timeout=self._patience)
         return own
@@ -231,7 +231,7 @@ class Group(Exchanges):
         import torch.distributed as dist
 
         patience, to_come = timedelta(seconds=timeout_s), timedelta(seconds=init_timeout_s or timeout_s)
-        with collective(self.rank):
+        with collective(self.members[self.rank]):
             store, _, _ = next(dist.rendezvous("env://", self.rank, self.size, timeout=to_come))
             store.set_timeout(patience)
             self._store = dist.PrefixStore("embodied", store)
@@ -240,7 +240,7 @@ class Group(Exchanges):
                 store=dist.PrefixStore("group", store), rank=self.rank, world_size=self.size, timeout=patience,
             )  # fmt: skip
         self._was_connected, self._patience = True, patience
-        with collective(self.rank):
+        with collective(self.members[self.rank]):
             self._parts = {role: dist.new_group(list(m), timeout=patience) for role, m in sorted(self._with.items())}
         try:
             yield
@@ -295,14 +295,14 @@ class Group(Exchanges):
         self._posted.add(key)
         text = base64.b64encode(pickle.dumps(value)).decode()
         parts = [text[i : i + STORE_LIMIT] for i in range(0, len(text), STORE_LIMIT)]
-        with collective(self.rank):
+        with collective(self.members[self.rank]):
             for index, part in enumerate(parts):
                 self._store.set(f"{key}/{index}", part)
             self._store.set(key, str(len(parts)))
 
     def read(self, key: str) -> Any:
         """Waits for a value that a process posts under ``key``, and returns it."""
-        with collective(self.rank):
+        with collective(self.members[self.rank]):
             count = int(self._store.get(key))
             text = b"".join(self._store.get(f"{key}/{index}") for index in range(count))
         return pickle.loads(base64.b64decode(text))

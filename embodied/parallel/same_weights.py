@@ -37,5 +37,9 @@ def _checksum(parameter: Tensor) -> tuple[int, ...]:
 
 def checksum(tensor: Tensor) -> int:
     """Returns the sum of a tensor's bits, read as whole numbers: exact and independent of the order of summation."""
-    bits = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    return int(tensor.detach().contiguous().view(-1).view(bits).sum(dtype=torch.int64).item())
+    flat = tensor.detach().contiguous().view(-1)
+    if flat.nbytes % 8 == 0:  # twice as fast
+        flat = flat if flat.data_ptr() % 8 == 0 and flat.storage_offset() == 0 else flat.clone()
+        return int(flat.view(torch.int64).sum().item())
+    bits = {1: torch.int8, 2: torch.int16, 4: torch.int32}[tensor.element_size()]
+    return int(flat.view(bits).sum(dtype=torch.int64).item())

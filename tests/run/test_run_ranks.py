@@ -42,12 +42,14 @@ def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def command(*overrides: str, name: str = "run", entry: str = "train", forks: bool = False) -> list[str]:
+def command(
+    *overrides: str, name: str = "run", entry: str = "train", forks: bool = False, size: int = 2
+) -> list[str]:  # fmt: skip
     """Args:
     forks: start the ranks as forks, in a third of the time; torchrun is what ends them in order.
     """
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
-    launch = [str(HERE / "helpers" / "fork_ranks.py"), "2"] if forks else torchrun
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}", "-m"]
+    launch = [str(HERE / "helpers" / "fork_ranks.py"), str(size)] if forks else torchrun
     return [*launch, f"embodied.{entry}", *arguments(*overrides, name=name)]
 
 

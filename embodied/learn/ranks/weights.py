@@ -24,7 +24,7 @@ from embodied.parallel.group import Group
 from embodied.parallel.same_weights import SHOWN, checksum
 from embodied.protocols import Policy
 
-BUCKET = 2**26  # bytes of a broadcast, unless one tensor is larger
+BUCKET = 2**22  # bytes of small tensors that travel together; a larger one travels as it lies
 SAME, NEW = 0, 1
 Named = Mapping[str, Tensor]
 
@@ -69,7 +69,7 @@ class Sender:
         whole = [_whole(tensors[name]).to(self._dtypes[name]) for name in names]
         if not self._group.here:
             return []
-        flat = torch.cat([tensor.reshape(-1) for tensor in whole])
+        flat = torch.cat([one.reshape(-1) for one in whole]) if len(whole) > 1 else whole[0].contiguous()
         self._group.broadcast(flat)
         self._bytes += flat.nbytes
         return [checksum(tensor) for tensor in whole] if self._checks else []
@@ -109,6 +109,9 @@ class Receiver:
         return int(version)
 
     def _fill(self, parameters: Sequence[Tensor]) -> None:
+        if len(parameters) == 1 and parameters[0].is_contiguous():
+            self._group.broadcast(parameters[0])
+            return
         flat = parameters[0].new_empty(sum(p.numel() for p in parameters))
         self._group.broadcast(flat)
         for parameter, part in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):

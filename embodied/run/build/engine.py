@@ -70,7 +70,7 @@ def _evidence(rollout: schema.RolloutConfig, processes: Group) -> Evidence:
         raise ConfigError(
             f"rollout.validate_save_dir is {folder}, which cannot be made: {error}", "set it to a folder that can"
         ) from error
-    return Evidence(folder, rollout.validate_weight)
+    return Evidence(folder, bool(rollout.validate_weight))
 
 
 def check_policy(rollout: schema.RolloutConfig, model: Model) -> ServedByEngine:

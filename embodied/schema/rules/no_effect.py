@@ -51,11 +51,12 @@ def notes(config: Config) -> list[str]:
     if config.rollout.backend == "native" and name != at(usual, "rollout.group_name"):
         lines.append(f"rollout.group_name {name}: it is the name of an engine's log, and no engine runs")
     lines += _of_compiled_layers(config)
-    if config.rollout.validate_weight and config.rollout.backend == "native":
+    native = config.rollout.backend == "native"
+    if config.rollout.validate_weight and native and config.cluster.component_placement is None:
         lines.append(
             "rollout.validate_weight true: the network that learns is the one that acts, and no weights travel"
         )
-    elif config.rollout.validate_weight and config.rollout.validate_save_dir is None:
+    elif config.rollout.validate_weight and not native and config.rollout.validate_save_dir is None:
         lines.append(
             "rollout.validate_weight true: each change of an engine's weights is compared anyway; "
             "rollout.validate_save_dir=FOLDER keeps what was compared"

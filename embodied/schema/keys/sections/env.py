@@ -288,10 +288,11 @@ class RolloutConfig(Section):
         "weights_N.json (each tensor of transfer N as sent and as read) and logprobs_N.json (of the first texts, both "
         "sides). Of several processes each has a folder in it. null = the error alone.",
     )
-    validate_weight: bool = Field(
-        False,
-        description="Write to validate_save_dir after the first transfer of weights, too, where all is the same. Each "
-        "change of an engine's weights is compared with and without this key.",
+    validate_weight: bool | None = Field(
+        None,
+        description="Compare version and checksum of each tensor that comes to a process which only collects "
+        "(cluster.component_placement), before it acts; null = true. Of an engine each change of weights is compared "
+        "anyway: true = write to validate_save_dir after the first transfer, too; null = false.",
     )
     schedule: Literal["ready", "lockstep"] = Field(
         "ready", description="ready = serve the slots that are waiting; lockstep = wait for all."
