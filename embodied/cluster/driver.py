@@ -42,7 +42,7 @@ from embodied.cluster.nodes import (
 from embodied.cluster.plan import Plan
 from embodied.cluster.ranks import Order
 from embodied.errors import ClusterError, EmbodiedError, refuse
-from embodied.parallel import placement
+from embodied.parallel.placement import table
 
 BACK_S = 10.0  # for a lost node to be back before the run goes on with fewer
 ASKED_S = 0.5  # one call for events
@@ -175,7 +175,7 @@ class Driver:
     def _start_ranks(self, shape: Shape) -> None:
         port = ray.get(self._agents[0].port.remote())
         self._head = ray.get_runtime_context().gcs_address
-        described = placement.nodes_as_text([placement.Node(node.name, shape.each) for node in self._nodes])
+        described = table.nodes_as_text([table.Node(node.name, shape.each) for node in self._nodes])
         self._left, self.each = set(range(shape.size)), shape.each
         orders = [
             Order(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from embodied.errors import ClusterError
-from embodied.parallel.placement import by_name
+from embodied.parallel.placement.table import by_name
 
 CLOCKS_S = 2.0
 """Most by which clocks may differ. Logs and time lines of nodes are read side by side."""

@@ -20,8 +20,8 @@ from typing import IO
 
 from embodied.cluster.events import Ended, Line, Tell
 from embodied.lib.child import DRAIN_S, LOG_TAIL, Child, reap
-from embodied.parallel.launcher import NODE, VARIABLE, Launcher
-from embodied.parallel.placement import NODES
+from embodied.parallel.placement.launcher import NODE, VARIABLE, Launcher
+from embodied.parallel.placement.table import NODES
 
 TAIL_LINES = 200
 
@@ -41,7 +41,7 @@ class Order:
         grace_s: time between SIGTERM and SIGKILL when their launcher has gone.
         head: address of the Ray cluster's head; "" = there is none.
         own: address of this machine in the cluster.
-        nodes: all machines of the run in words (:data:`embodied.parallel.placement.NODES`).
+        nodes: all machines of the run in words (:data:`embodied.parallel.placement.table.NODES`).
     """
 
     arguments: list[str]

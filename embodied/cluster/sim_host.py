@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from embodied.errors import ClusterError
-from embodied.parallel.placement import by_name
+from embodied.parallel.placement.table import by_name
 from embodied.runtime.remote.local import LocalStarter
 from embodied.runtime.remote.starter import Address, HostJob, StartedHost
 

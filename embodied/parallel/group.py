@@ -31,9 +31,9 @@ from typing import Any, TypeVar
 
 from embodied.errors import ConfigError, EmbodiedError
 from embodied.parallel.exchanges import Exchanges, collective, lost_rank
-from embodied.parallel.launcher import Launcher, launched_by
-from embodied.parallel.placement import EVERY_ROLE as EVERY_ROLE
-from embodied.parallel.placement import Role as Role
+from embodied.parallel.placement.launcher import Launcher, launched_by
+from embodied.parallel.placement.table import EVERY_ROLE as EVERY_ROLE
+from embodied.parallel.placement.table import Role as Role
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)

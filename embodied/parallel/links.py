@@ -18,7 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from embodied.parallel.placement import PlacementTable
+from embodied.parallel.placement.table import PlacementTable
 
 RESULT = 1_300  # bytes of an episode's result, as it is pickled; measured with 16 records
 

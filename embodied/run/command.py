@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from embodied.errors import ConfigError, EmbodiedError, Stopped, broken, printed, refuse
 from embodied.parallel.group import Group, ended_by
-from embodied.parallel.launcher import start_command
+from embodied.parallel.placement.launcher import start_command
 from embodied.run import launching
 from embodied.run.arguments import parse_argv
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from embodied.errors import ConfigError
 from embodied.parallel.group import Group
-from embodied.parallel.launcher import launched_by, start_command
+from embodied.parallel.placement.launcher import launched_by, start_command
 
 if TYPE_CHECKING:
     from embodied.cluster.launch import Job

@@ -34,6 +34,7 @@ from embodied.schema.keys.sections.algorithm import EvalSamplingConfig as EvalSa
 from embodied.schema.keys.sections.algorithm import KlControlConfig as KlControlConfig
 from embodied.schema.keys.sections.algorithm import SamplingConfig as SamplingConfig
 from embodied.schema.keys.sections.checkpoint import CheckpointConfig as CheckpointConfig
+from embodied.schema.keys.sections.cluster import ClusterConfig as ClusterConfig
 from embodied.schema.keys.sections.data import DataConfig as DataConfig
 from embodied.schema.keys.sections.data import DemosConfig as DemosConfig
 from embodied.schema.keys.sections.data import SftConfig as SftConfig
@@ -52,7 +53,6 @@ from embodied.schema.keys.sections.perturb import conditions_of as conditions_of
 from embodied.schema.keys.sections.protocol import ProtocolConfig as ProtocolConfig
 from embodied.schema.keys.sections.reward import OverlongPenaltyConfig as OverlongPenaltyConfig
 from embodied.schema.keys.sections.reward import RewardConfig as RewardConfig
-from embodied.schema.keys.sections.runner import ClusterConfig as ClusterConfig
 from embodied.schema.keys.sections.runner import LoggerConfig as LoggerConfig
 from embodied.schema.keys.sections.runner import RunnerConfig as RunnerConfig
 from embodied.schema.rules.checks import GROUP_ADVANTAGES as GROUP_ADVANTAGES

@@ -20,7 +20,7 @@ from embodied.cluster.events import Ended, Event, HeadGone, Line, event_of
 from embodied.cluster.keeper import answers
 from embodied.cluster.ranks import Order, Ranks, environment_of, free_port
 from embodied.parallel.group import Group
-from embodied.parallel.placement import Node, nodes_as_text, nodes_of
+from embodied.parallel.placement.table import Node, nodes_as_text, nodes_of
 
 ENDS_S = 60.0
 SAVES = """

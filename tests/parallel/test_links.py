@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embodied.parallel.links import RESULT, Link, Traffic, busiest, links
-from embodied.parallel.placement import Node, PlacementTable
-from embodied.parallel.placing import place
+from embodied.parallel.placement.place import place
+from embodied.parallel.placement.table import Node, PlacementTable
 from embodied.schema import ClusterConfig
 from embodied.schema.keys.placement import placed
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embodied.errors import ConfigError
-from embodied.parallel.placement import EVERY_ROLE, NODES, Node, PlacementTable, by_name, nodes_of
-from embodied.parallel.placing import place
+from embodied.parallel.placement.place import place
+from embodied.parallel.placement.table import EVERY_ROLE, NODES, Node, PlacementTable, by_name, nodes_of
 from embodied.schema import ClusterConfig
 from embodied.schema.keys.placement import placed
 

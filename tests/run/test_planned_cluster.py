@@ -11,7 +11,7 @@ from embodied import train
 from embodied.errors import ConfigError
 from embodied.parallel.group import Group
 from embodied.parallel.links import links
-from embodied.parallel.placement import NODES, Node, nodes_as_text
+from embodied.parallel.placement.table import NODES, Node, nodes_as_text
 from embodied.run.build.given import Checked
 from embodied.run.build.policy import sizes
 from embodied.run.build.preflight import check

@@ -9,7 +9,7 @@ from embodied import schema
 from embodied.errors import ConfigError
 from embodied.parallel import teams
 from embodied.parallel.group import Group
-from embodied.parallel.launcher import NUMBER, start_command
+from embodied.parallel.placement.launcher import NUMBER, start_command
 from embodied.protocols import Batched
 from embodied.run.build.given import ConfiguredEnv, Sides
 from embodied.run.placement import roles, table

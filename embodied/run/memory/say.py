@@ -13,7 +13,7 @@ from embodied.errors import DeviceMemoryError
 from embodied.learn.step.meters.live_bytes import resident
 from embodied.observe.terminal.console import Console
 from embodied.parallel.group import Group, Role
-from embodied.parallel.placement import roles_told
+from embodied.parallel.placement.table import roles_told
 from embodied.protocols import Policy
 from embodied.run.build.demonstrations import Demonstrated
 from embodied.run.build.given import Sides

@@ -10,8 +10,8 @@ from itertools import count
 from embodied import schema
 from embodied.errors import ConfigError
 from embodied.parallel.group import Group
-from embodied.parallel.placement import Node, PlacementTable, Role, nodes_of
-from embodied.parallel.placing import place
+from embodied.parallel.placement.place import place
+from embodied.parallel.placement.table import Node, PlacementTable, Role, nodes_of
 from embodied.schema.compose.compose import Composed
 from embodied.schema.keys.placement import GROUPS, PLACEMENT, NodeGroup, Place, placed
 
@@ -22,7 +22,7 @@ class Planned(Group):
     Args:
         settings: of the plan beside those of the command, which these processes could not share.
 
-    >>> from embodied.parallel.placement import Rank
+    >>> from embodied.parallel.placement.table import Rank
     >>> group = Planned(PlacementTable((Node("a", 2),), (Rank(0, "a", 0, 0, frozenset({"train"})), Rank(1, "a", 1, 1))))
     >>> group.size, group.of("rollout").size, group.name
     (2, 1, '')
@@ -78,7 +78,7 @@ def table_of(
     config: schema.Config, processes: Group, environment: Mapping[str, str] = os.environ
 ) -> PlacementTable:  # fmt: skip
     """Returns the table of a run. Its nodes are those that whoever started the processes describes
-    (:data:`embodied.parallel.placement.NODES`), else those of torchrun, which are alike.
+    (:data:`embodied.parallel.placement.table.NODES`), else those of torchrun, which are alike.
 
     Raises:
         ConfigError: the keys place something that cannot be, or not all of the processes that were started.

@@ -9,11 +9,12 @@ from pydantic import BaseModel
 from embodied.schema.keys.base import Section
 from embodied.schema.keys.sections.actor import ActorConfig, CriticConfig
 from embodied.schema.keys.sections.algorithm import AlgorithmConfig
+from embodied.schema.keys.sections.cluster import ClusterConfig
 from embodied.schema.keys.sections.data import DataConfig, DemosConfig, SftConfig
 from embodied.schema.keys.sections.env import EnvConfig, RolloutConfig
 from embodied.schema.keys.sections.protocol import ProtocolConfig
 from embodied.schema.keys.sections.reward import RewardConfig
-from embodied.schema.keys.sections.runner import DEFAULT_SEED, ClusterConfig, RunnerConfig
+from embodied.schema.keys.sections.runner import DEFAULT_SEED, RunnerConfig
 
 SEEDS_APART = 1_000_003
 """Between the starts' seeds of two runs whose ``runner.seed`` differ by one: more starts than a run uses."""

@@ -6,7 +6,7 @@
 
 A rank counts the devices of the nodes that are meant: all nodes, or those of the node groups, each in order of name.
 Nodes without devices are counted themselves. A device has one process, so ``:processes`` may only say that. Knows no
-machine: :mod:`embodied.parallel.placing` compares what is written here with the nodes that there are.
+machine: :mod:`embodied.parallel.placement.place` compares what is written here with the nodes that there are.
 """
 
 from __future__ import annotations

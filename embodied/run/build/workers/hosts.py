@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from embodied import schema
 from embodied.errors import ConfigError
 from embodied.parallel.group import Group
-from embodied.parallel.launcher import NODE, launched_by
+from embodied.parallel.placement.launcher import NODE, launched_by
 from embodied.run.build.given import ConfiguredEnv
 from embodied.run.build.shares import slots_of
 from embodied.run.build.workers.pools import forks

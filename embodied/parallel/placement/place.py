@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from embodied.errors import ConfigError
 from embodied.lib.spans import as_spans
-from embodied.parallel.placement import Node, NodeSoftware, PlacementTable, Rank, Role, SimulatorHost, by_name
+from embodied.parallel.placement.table import Node, NodeSoftware, PlacementTable, Rank, Role, SimulatorHost, by_name
 
 if TYPE_CHECKING:  # the keys take tenths of a second, and the table is read before them
     from embodied.schema.keys.placement import NodeEnv, NodeGroup, Place, Ranks

@@ -3,8 +3,8 @@
     nodes, in order of name ─▶ ranks: node, device, roles       (processes that act or train; torch.distributed)
                           └──▶ hosts: node, slots, rank         (simulators on nodes without a rank)
 
-:func:`embodied.parallel.placing.place` makes it from the keys and a description of the nodes. All processes of a run
-make equal tables.
+:func:`embodied.parallel.placement.place.place` makes it from the keys and a description of the nodes. All processes
+of a run make equal tables.
 """
 
 from __future__ import annotations
