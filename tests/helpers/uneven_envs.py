@@ -25,24 +25,25 @@ class Straggles(FakeEnv):
         folder: where files are left: ``stepped-N`` of iteration N, and ``in-vain`` of an episode that has waited for
             ``patience_s``.
         starts: of an iteration; a start's seed is its number in the run.
-        until: iteration whose episodes are the last that wait.
+        since, until: iterations whose episodes are the first and the last that wait.
         ahead: iterations between both.
     """
 
-    keys_without_start = (*FakeEnv.keys_without_start, "folder", "starts", "patience_s", "until", "ahead")
+    keys_without_start = (*FakeEnv.keys_without_start, "folder", "starts", "patience_s", "since", "until", "ahead")
 
     def __init__(
-        self, folder: str, starts: int, patience_s: float = 60.0, until: int = 0, ahead: int = 1, **kwargs
+        self, folder: str, starts: int, patience_s: float = 60.0, since: int = 0, until: int = 0, ahead: int = 1,
+        **kwargs,
     ):  # fmt: skip
         super().__init__(**kwargs)
         self._folder, self._starts, self._patience_s = Path(folder), starts, patience_s
-        self._until, self._ahead = until, ahead
+        self._waits, self._ahead = range(since, until + 1), ahead
 
     def step(self, action):
         if self._steps == 0:
             iteration, place = divmod(self._start.seed, self._starts)
             (self._folder / f"stepped-{iteration}").touch()
-            if place == 0 and iteration <= self._until:
+            if place == 0 and iteration in self._waits:
                 self._wait(self._folder / f"stepped-{iteration + self._ahead}")
         return super().step(action)
 

@@ -181,14 +181,14 @@ def test_a_run_that_was_stopped_ends_as_one_that_never_was(monkeypatch, never_st
 
 STRAGGLES = (
     "env.train._target_=uneven_envs.Straggles", "+env.train.folder=${oc.env:PWD}", "+env.train.starts=4",
-    "env.num_workers=4", "runner.max_epochs=4", "+env.train.until=1",
+    "env.num_workers=4", "runner.max_epochs=4", "+env.train.since=1", "+env.train.until=1",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize(("lag", "vain"), [pytest.param(1, True, marks=pytest.mark.slow), (2, False)])
 def test_from_two_on_slots_flow_over_the_border_of_iterations(tmp_path, lag, vain):
-    """The first group of rollouts 0 and 1 waits until an episode of rollouts 2 and 3 is stepped. The weights of rollout
-    3 are there once update 0 has ended, beside which rollout 1 runs. With a lag of 1 the group waits in vain."""
+    """The first group of rollout 1 waits until an episode of rollout 3 is stepped, whose weights are there once update
+    0 has ended. With a lag of 1 it waits in vain: they are there once rollout 1 has ended."""
     patience = 0.2 if vain else 60
     keys = [key.replace("${oc.env:PWD}", str(tmp_path)) for key in STRAGGLES]
     keys += ["env.train.total_num_envs=8", "algorithm.rollout_epoch=2"]
