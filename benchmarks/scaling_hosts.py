@@ -3,11 +3,10 @@
     python benchmarks/scaling_hosts.py --rounds 5
 
 - ``port``: rows of 393 kB (two pictures of 256×256) that the env only draws; each slot is stepped again as soon as it
-  has answered. The local pool, one host and two, open at the same time and measured in turn; medians over rounds. CPU time
-  is that of all processes: this one, hosts, workers.
+  has answered. The local pool, one host and two, open at the same time and measured in turn; medians over rounds. CPU
+  time is that of all processes: this one, hosts, workers.
 - ``sleep``: simulators whose chunks take 120 ms (log-normal), as LIBERO's do in software, in which they sleep; a worker
-  each: 1, 2 and 4 hosts against a local pool of as many
-  slots, and against one host (weak scaling).
+  each: 1, 2 and 4 hosts against a local pool of as many slots, and against one host (weak scaling).
 
 Bytes received are compared with rows × the bytes of an observation.
 """

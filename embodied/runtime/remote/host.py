@@ -1,6 +1,6 @@
 """A simulator host: today's pool of workers, driven by frames instead of calls.
 
-    frames ──▶ Host ──▶ Pool ══ slab: two rows a slot ══ workers
+    frames ──▶ Host ──▶ Pool ══ slab: two rows a slot, of its decision and its observation ══ workers
     frames ◀── Host ◀── Pool
 
 It knows slots, rows and commands of its own, and neither episodes nor policies. It ends when it is told to, or when it

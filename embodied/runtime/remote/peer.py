@@ -76,7 +76,6 @@ class Peer:
         self._group = [0] * len(slots)
         self._simulators = [*range(len(slots))]
         self._attempts = [0] * len(slots)
-        self._place = [0] * len(slots)  # which of a slot's two rows holds its present observation
         self._filmed = [False] * len(slots)
         self.up: set[int] = set()  # these two: slots as the rollout counts
         self.pending: dict[int, Command] = {}
@@ -182,11 +181,10 @@ class Peer:
             raise _unwritten(self.name, video)
         if command.kind == Kind.RESET:
             self._filmed[local] = video is not None and video.info
-            self._place[local] = 0
         row, decision = -1, b""
         if command.kind == Kind.STEP:
-            row, decision = 2 * local + self._place[local], self._rows.decision(command.row, self._filmed[local])
-        following = 2 * local + (1 - self._place[local] if row >= 0 else 0) if command.next_row >= 0 else -1
+            row, decision = 2 * local, self._rows.decision(command.row, self._filmed[local])
+        following = 2 * local + 1 if command.next_row >= 0 else -1
         small = ATTEMPT.pack(self._attempts[local])
         small += COMMAND.pack(*command._replace(slot=local, row=row, next_row=following)) + decision
         said = {"video": video and asdict(video.absolute()), "draws": draws and asdict(draws)}
@@ -325,7 +323,6 @@ class Peer:
         command, done = self._answered(frame.kind, local, frame.small)
         if done.kind == Kind.STEP:
             self._rows.write_result(command.row, frame.small[COMPLETION.size :])
-            self._place[local] ^= done.observed
         done = done._replace(slot=command.slot, began=self.clock.ours(done.began))
         del self.pending[command.slot]
         self._worker(local).cross_off(done)

@@ -225,7 +225,8 @@ def test_the_check_of_an_observation_changes_with_it(size):
 def rows(names: tuple[str, ...] = ("answer",)) -> tuple[Rows, Slab]:
     fields = {
         "images": ArraySpec((2, 3), "uint8"), "state": ArraySpec((3,), "float32"),
-        "actions": ArraySpec((4, 7), "float32"), "logprobs": ArraySpec((4,), "float32"), **runtime_fields(4), **info_fields(names),
+        "actions": ArraySpec((4, 7), "float32"), "logprobs": ArraySpec((4,), "float32"),
+        **runtime_fields(4), **info_fields(names),
     }  # fmt: skip
     slab = Slab.create(fields, 2)
     return Rows(slab, ("images", "state")), slab

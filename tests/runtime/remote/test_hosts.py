@@ -138,6 +138,27 @@ def test_a_lost_host_is_nobodys_fault_and_comes_back(make_rig):
     assert pool.up == [0, 1, 2, 3]
 
 
+def test_a_command_that_was_on_its_way_when_its_slot_was_lost_is_dropped(make_rig):
+    """The rollout does not know of the loss yet when it sends the STEP, and the new worker has no episode to step."""
+    rig = make_rig(slots=1, workers=1, rows=8, hosts=1, starter=ThreadStarter(), max_restarts=3)
+    pool, reset = rig.pool, Command(Kind.RESET, 0, next_row=0, task_id=0, init_state_id=0, seed=3, max_steps=8)
+    pool.send(reset)
+    assert len(pool.recv(1)) == 1
+    os.kill(pool.facts[0].pid, signal.SIGKILL)
+    until(lambda: pool.hosts[0].started.host._attempts == [1])
+    pool.send(Command(Kind.STEP, 0, row=0, next_row=1))
+    pool.flush()
+    events = []
+    while not any(isinstance(event, Back) for event in events):
+        events += pool.recv(1, timeout=FAR)
+    assert [type(event) for event in events] == [Lost, Back]
+    pool.send(reset)
+    assert [event.kind for event in pool.recv(1)] == [Kind.RESET]
+    pool.send(Command(Kind.STEP, 0, row=0, next_row=1))
+    assert [event.kind for event in pool.recv(1)] == [Kind.STEP]
+    assert pool.restarts == 1
+
+
 def test_without_restarts_a_lost_host_ends_the_run(make_rig):
     rig = make_rig(**SHAPE, hosts=1, max_restarts=0)
     os.kill(rig.pool.hosts[0].started.pid, signal.SIGKILL)
