@@ -127,6 +127,7 @@ class Lab:
         ip("-n", space, "addr", "add", f"198.18.0.{address}/24", "dev", "e0")
         ip("-n", space, "link", "set", "e0", "up")
         ip("-n", space, "link", "set", "lo", "up")
+        ip("-n", space, "route", "add", "default", "dev", "e0")  # by it a machine knows its own address
         return space
 
     def keep(self, name: str, address: int, **how: Any) -> None:
