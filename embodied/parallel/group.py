@@ -93,16 +93,14 @@ class Group(Exchanges):
         return cls(rank, size, local_rank, local_size, launcher=launcher)
 
     def with_roles(self, ranks: Mapping[Role, Sequence[int]]) -> Group:
-        """Returns the group of the same processes, of which the ``ranks`` of a role have it. Call it before they
-        connect.
+        """Says which ``ranks`` have each role, and returns the group itself. Call it before the processes connect.
 
         >>> world = Group(rank=2, size=3).with_roles({"train": [0], "rollout": [1, 2]})
         >>> world.of("rollout").rank, world.of("train").here
         (1, False)
         """
-        own = copy.copy(self)
-        own._with = {role: tuple(found) for role, found in ranks.items() if len(found) < self.size}
-        return own
+        self._with = {role: tuple(found) for role, found in ranks.items() if len(found) < self.size}
+        return self
 
     def of(self, role: Role) -> Group:
         """The group of the processes that have ``role``; this one if all have it. A process that lacks the role
