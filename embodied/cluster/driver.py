@@ -42,7 +42,7 @@ from embodied.cluster.nodes import (
 from embodied.cluster.plan import Plan
 from embodied.cluster.ranks import Order
 from embodied.errors import ClusterError, EmbodiedError, refuse
-from embodied.parallel.placement.table import table
+from embodied.parallel.placement import table
 
 BACK_S = 10.0  # for a lost node to be back before the run goes on with fewer
 ASKED_S = 0.5  # one call for events
