@@ -205,6 +205,8 @@ def test_an_evaluation_waits_for_running_episodes_and_changes_none(calm):
     evaluation = calm.job(stream=Stream.EVAL_NOISE, keep_records=False, version=0, max_steps=MAX_STEPS)
     for results in collected(calm, 2, rollout):
         rollout.drain()
+        assert rollout._several is not None
+        assert bool(rollout._several.pending) == (len(found) < ITERATIONS - 1), "what has not begun waits"
         evaluated, stats = rollout.collect(plan_of(calm, 50), evaluation)
         assert len(evaluated) == EPISODES
         assert stats.env_steps == sum(result.num_steps for result in evaluated)
