@@ -161,9 +161,8 @@ class Pool:
     @property
     def moving(self) -> AbstractSet[int]:
         """Slots with a command that will be answered whatever is sent or not."""
-        if not self._config.batch:
-            return self._in_flight
-        return {slot for worker in self._workers.values() for slot in worker.moving}
+        slots = {slot for worker in self._workers.values() for slot in worker.moving} if self._config.batch else None
+        return self._in_flight if slots is None else slots
 
     @property
     def restarts(self) -> int:
@@ -202,8 +201,8 @@ class Pool:
 
     def flush(self) -> None:
         """Wake the workers that have been given commands."""
-        for worker in self._to_wake.values():
-            if worker.index in self._workers and self._workers[worker.index] is worker:  # else it is gone
+        for index, worker in self._to_wake.items():
+            if self._workers.get(index) is worker:  # else it is gone
                 worker.channel.commands.announce()
                 if worker.outbox:
                     self._post(worker)
@@ -346,6 +345,6 @@ class Pool:
 
 
 def num_workers(requested: int | None, num_slots: int, ranks: int = 1) -> int:
-    """Worker processes for ``num_slots`` slots: as many as were asked for, else one a slot but at most one a core. Each
-    of the machine's ``ranks`` has its part of the cores."""
+    """Worker processes for ``num_slots`` slots: as many as were asked for, else one a slot, but at most one a core of
+    the part of this rank."""
     return min(num_slots, requested or max(1, (os.cpu_count() or 1) // ranks))

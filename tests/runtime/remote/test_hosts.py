@@ -64,9 +64,9 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("hosts", [1, 2])
-def test_records_are_those_of_a_local_pool(make_rig, expected, hosts):
-    rig = make_rig(**SHAPE, hosts=hosts)
+@pytest.mark.parametrize(("hosts", "kind"), [(1, ThreadStarter), (2, LocalStarter)])
+def test_records_are_those_of_a_local_pool(make_rig, expected, hosts, kind):
+    rig = make_rig(**SHAPE, hosts=hosts, starter=kind())
     assert collect(rig) == expected
     assert rig.pool.restarts == 0
     received = sum(up for _, up in rig.pool.traffic.values())
@@ -236,7 +236,7 @@ def test_times_are_those_of_the_rollouts_clock(make_rig):
     assert began - 5.0 - 1.0 < done.began < time.monotonic() - 5.0 + 1.0
 
 
-class OtherFolder(LocalStarter):
+class OtherFolder(ThreadStarter):
     """Its hosts do not see the folder of the run."""
 
     def start(self, index, job, key, avoid):

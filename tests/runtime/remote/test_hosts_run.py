@@ -16,8 +16,8 @@ from embodied.schema.compose.compose import compose
 
 CONFIG = str(Path(__file__).parents[2] / "config")
 FAST = (
-    "env=fake", "model=fake", "tracker=jsonl", "runner.device=cpu", "runner.max_epochs=2", "runner.save_interval=2",
-    "runner.val_check_interval=2", "algorithm.rollout_epoch=2", "env.train.max_episode_steps=10",
+    "env=fake", "model=fake", "tracker=jsonl", "runner.device=cpu", "runner.max_epochs=1", "runner.save_interval=1",
+    "runner.val_check_interval=1", "algorithm.rollout_epoch=2", "env.train.max_episode_steps=10",
     "env.train.total_num_envs=4", "env.eval.total_num_envs=3", "env.eval.max_episode_steps=6", "env.num_workers=2",
     "env.eval.video_cfg.max_videos=1",
 )  # fmt: skip
@@ -40,8 +40,8 @@ def run(name: str, *overrides: str) -> tuple[list[dict[str, float]], dict[str, b
 
 def test_training_evaluation_and_videos_are_those_of_a_run_with_its_own_workers():
     metrics, files = run("own")
-    assert len(metrics) == 2
-    assert "eval/success_rate" in metrics[1]
+    assert len(metrics) == 1
+    assert "eval/success_rate" in metrics[0]
     assert {Path(name).suffix for name in files} >= {".mp4"}
     found, same = run("hosts", "cluster.simulator_hosts=2", "env.enable_offload=true")
     assert found == metrics
