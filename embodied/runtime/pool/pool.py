@@ -1,9 +1,8 @@
 """The pool of env workers: sends commands, and waits for {done, death, deadline} in one epoll.
 
 A worker that dies is known within milliseconds (pidfd). One that misses the deadline of its phase is asked for its
-stack (SIGUSR1) and killed. Either way its slots are reported as lost and a fresh worker is started in its place.
-Nothing waits for the new worker: it reports when it is ready, like any other event. A robot is stopped before its
-worker is killed, and when its worker has died (pool/safe_stop.py); no other worker takes its place.
+stack (SIGUSR1) and killed. Its slots are reported as lost, and a fresh worker is started, which reports when it is
+ready. A robot is stopped before its worker is killed, and when it has died (pool/safe_stop.py); none takes its place.
 """
 
 from __future__ import annotations
