@@ -31,7 +31,7 @@ COMPOSED = {
     "quickstart_sft": "needs demonstrations", "quickstart_libero_sft": "needs demonstrations",
     "quickstart_flow_sft": "needs demonstrations", "quickstart_flow_libero_sft": "needs demonstrations",
     "quickstart_flow_noise": "needs the folder of a clone",
-    "libero_smolvla": "needs the folder of a SmolVLA",
+    "libero_smolvla": "needs the folder of a SmolVLA", "quickstart_flow_libero": "needs a run of its sft",
     "quickstart_metaworld_sft": "needs demonstrations", "quickstart_metaworld": "needs the package metaworld",
     "quickstart_metaworld_ppo": "the same",
     "math": "needs problems of the user (tests/run/test_math_run.py)",
