@@ -325,7 +325,7 @@ def test_one_rank_sums_the_bytes_that_all_resume_from(tmp_path, monkeypatch, ran
     path = Checkpoints(tmp_path, 3).save(trained(), 1)
     noted = []
     monkeypatch.setattr(metadata, "check_checksums", lambda _, names: noted.extend(names))
-    monkeypatch.setattr(collectives, "here", lambda: rank)
+    monkeypatch.setattr(collectives, "here", lambda among=None: rank)
     resume(path, trained(seed=1))
     assert len(noted) == sums
 
