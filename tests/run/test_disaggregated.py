@@ -156,3 +156,17 @@ def test_a_stop_ends_all_with_a_checkpoint():
     together(*SLOW, f"runner.max_epochs={done + 1}", name="run")
     together(*SLOW, f"runner.max_epochs={done + 1}", name="whole")
     same("run", "whole")
+
+
+@pytest.mark.parametrize(
+    ("placement", "overrides", "text"),
+    [
+        ("{actor: 0-2, rollout: 0}", [], "is 2, and the 3 processes that train cannot share them equally"),
+        ("{actor: 0, rollout: 0-2}", [], "the 3 processes that collect episodes cannot share it equally"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(monkeypatch, capsys, placement, overrides, text):
+    for name, value in {"WORLD_SIZE": 3, "LOCAL_RANK": 0, "RANK": 0, "MASTER_ADDR": "a", "MASTER_PORT": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    assert run(*COMMON, *overrides, f"cluster.component_placement={placement}") == 2
+    assert text in capsys.readouterr().err
