@@ -130,16 +130,14 @@ def footprint(
         received: bytes of records that other processes collect and this one trains on, at most.
     """
     learns, acts = not config.runner.only_eval and "train" in roles, "rollout" in roles
-    parts = _lasting(config, weights) if learns else {"weights": weights.all}
-    if "train" not in roles:
-        parts["weights that arrive"] = weights.trained or 0
+    parts = _lasting(config, weights) if learns else _acting(weights, roles)
     more = _moments(config, weights, passes, learns, optimizer_steps, on_gpu)
     _add_gathered(more, gathered)
     _add_engine(more, engine if on_gpu else None, config.rollout.enable_offload)
     if not acts:
         more.pop("act")
-    judges = config.reward.use_reward_model and not (config.runner.only_eval or config.runner.task.supervised)
-    judges = judges and acts
+    judges = acts and config.reward.use_reward_model
+    judges = judges and not (config.runner.only_eval or config.runner.task.supervised)
     judge = of_reward_model(config.reward.model, processes.of("rollout").size) if judges else None
     if judge is not None:
         _add_reward_model(parts, more, judge, on_gpu)
@@ -158,8 +156,7 @@ def footprint(
         host["records of the team"] = together * (slab or 0)
     if judge is not None and judge.waits and on_gpu:
         host["reward model"] = judge.held
-    host["copy of what is saved"] = max(copies.values()) if on_gpu else copies[fullest]
-    host["allocator"] = allocator
+    host |= {"copy of what is saved": max(copies.values()) if on_gpu else copies[fullest], "allocator": allocator}
     device = {**there[fullest], **more[fullest], **({"CUDA": CONTEXT} if on_gpu else {})}
     pools = tuple(memories_of(config, sides, processes)) if acts else ()
     not_counted = {
@@ -171,8 +168,13 @@ def footprint(
         "what CUDA keeps of its graphs beside tensors": on_gpu and passes is not None and passes.graphs > 0,
         "simulators": UNKNOWN in (pool.says for pool in pools),
     }
-    unknown = tuple(name for name, lacks in not_counted.items() if lacks)
-    return Footprint(fullest, device, host, pools, unknown)
+    return Footprint(fullest, device, host, pools, tuple(name for name, lacks in not_counted.items() if lacks))
+
+
+def _acting(weights: Weights, roles: frozenset[Role]) -> dict[str, int]:
+    """Bytes that a process that does not learn holds at all times."""
+    arriving = {} if "train" in roles else {"weights that arrive": weights.trained or 0}
+    return {"weights": weights.all, **arriving}
 
 
 def _lasting(config: schema.Config, weights: Weights) -> dict[str, int]:

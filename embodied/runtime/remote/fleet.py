@@ -31,11 +31,11 @@ from embodied.runtime.pool.placement import slots_of
 from embodied.runtime.pool.process import PoolConfig
 from embodied.runtime.pool.supervise import Supervisor
 from embodied.runtime.ports import Event
-from embodied.runtime.remote.frames import DamagedFrame, FrameKind, Rows
-from embodied.runtime.remote.handshake import Opened
-from embodied.runtime.remote.link import ALIVE_S
 from embodied.runtime.remote.peer import Found, Peer
 from embodied.runtime.remote.starter import HostJob, HostStarter
+from embodied.runtime.remote.wire.frames import DamagedFrame, FrameKind, Rows
+from embodied.runtime.remote.wire.handshake import Opened
+from embodied.runtime.remote.wire.link import ALIVE_S
 from embodied.runtime.slab import Slab
 
 SILENT_S = 3.0  # seconds without a sign of life after which a host is called again over a new connection

@@ -26,11 +26,11 @@ from embodied.runtime.pool.fork_server import ForkServer
 from embodied.runtime.pool.placement import visible_gpus
 from embodied.runtime.pool.pool import Pool, PoolConfig, num_workers
 from embodied.runtime.ports import Back, Event, Lost
-from embodied.runtime.remote import frames
-from embodied.runtime.remote.frames import ATTEMPT, COMMAND, COMPLETION, DamagedFrame, Frame, FrameKind, Rows
-from embodied.runtime.remote.handshake import Caller, Door
-from embodied.runtime.remote.link import ALIVE_S, Link
 from embodied.runtime.remote.starter import Address, HostJob
+from embodied.runtime.remote.wire import frames
+from embodied.runtime.remote.wire.frames import ATTEMPT, COMMAND, COMPLETION, DamagedFrame, Frame, FrameKind, Rows
+from embodied.runtime.remote.wire.handshake import Caller, Door
+from embodied.runtime.remote.wire.link import ALIVE_S, Link
 from embodied.runtime.slab import Slab
 
 LINGER_S = 10.0  # seconds in which the reason of its end is to be fetched

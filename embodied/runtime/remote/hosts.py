@@ -19,9 +19,9 @@ from embodied.runtime.channel import Command, Completion
 from embodied.runtime.ports import Event, Lost
 from embodied.runtime.remote.fleet import Fleet
 from embodied.runtime.remote.fleet import HostsConfig as HostsConfig
-from embodied.runtime.remote.frames import FrameKind
 from embodied.runtime.remote.peer import Peer
 from embodied.runtime.remote.starter import HostStarter
+from embodied.runtime.remote.wire.frames import FrameKind
 from embodied.runtime.slab import Slab
 from embodied.types import WorkerFacts
 

@@ -16,12 +16,12 @@ from embodied.perturbations import Draws
 from embodied.runtime.channel import Command, Completion, Kind
 from embodied.runtime.pool.books import Books
 from embodied.runtime.ports import Back, Event, Lost
-from embodied.runtime.remote import frames
-from embodied.runtime.remote.clock import Clock
-from embodied.runtime.remote.frames import ATTEMPT, COMMAND, COMPLETION, DamagedFrame, Frame, FrameKind, Rows
-from embodied.runtime.remote.handshake import SESSION_BYTES, NotOpened, Opened, dial
-from embodied.runtime.remote.link import Link
 from embodied.runtime.remote.starter import KEY_BYTES, HostJob, HostStarter, StartedHost
+from embodied.runtime.remote.wire import frames
+from embodied.runtime.remote.wire.clock import Clock
+from embodied.runtime.remote.wire.frames import ATTEMPT, COMMAND, COMPLETION, DamagedFrame, Frame, FrameKind, Rows
+from embodied.runtime.remote.wire.handshake import SESSION_BYTES, NotOpened, Opened, dial
+from embodied.runtime.remote.wire.link import Link
 from embodied.types import WorkerFacts
 
 DIAL_S = 3.0  # seconds of an attempt to reach a host; short, so that a link that is whole again is soon used

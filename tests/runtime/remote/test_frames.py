@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from embodied.errors import EmbodiedError, RendererUnavailableError, WorkerHungError
-from embodied.runtime.remote import frames
-from embodied.runtime.remote.clock import MINUTE, Clock
-from embodied.runtime.remote.frames import (
+from embodied.runtime.remote.wire import frames
+from embodied.runtime.remote.wire.clock import MINUTE, Clock
+from embodied.runtime.remote.wire.frames import (
     HEAD_BYTES,
     DamagedFrame,
     Head,
@@ -24,7 +24,7 @@ from embodied.runtime.remote.frames import (
     to_text,
     unpack_head,
 )
-from embodied.runtime.remote.link import Link
+from embodied.runtime.remote.wire.link import Link
 from embodied.runtime.slab import Slab, info_fields, runtime_fields
 from embodied.types import ArraySpec
 

@@ -13,10 +13,10 @@ import pytest
 
 import embodied
 from embodied.errors import ConfigError
-from embodied.runtime.remote import handshake
-from embodied.runtime.remote.frames import PROTOCOL
-from embodied.runtime.remote.handshake import Caller, Door, NotOpened, Opened, dial
 from embodied.runtime.remote.starter import Address
+from embodied.runtime.remote.wire import handshake
+from embodied.runtime.remote.wire.frames import PROTOCOL
+from embodied.runtime.remote.wire.handshake import Caller, Door, NotOpened, Opened, dial
 
 KEY, SESSION = b"k" * 32, b"s" * 16
 FAR = 20.0  # seconds

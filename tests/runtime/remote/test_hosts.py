@@ -22,9 +22,9 @@ from embodied.observe.video.video import Video
 from embodied.runtime.channel import Command, Kind
 from embodied.runtime.plan import train_plan
 from embodied.runtime.ports import Back, Lost
-from embodied.runtime.remote.handshake import NotOpened, dial
 from embodied.runtime.remote.local import LocalStarter
 from embodied.runtime.remote.peer import Peer
+from embodied.runtime.remote.wire.handshake import NotOpened, dial
 
 TESTS = Path(__file__).parents[2]
 SHAPE = {"slots": 4, "workers": 4, "rows": 256, "step_s": 0.002, "success_distance": 0.5}

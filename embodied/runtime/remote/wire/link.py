@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from embodied.runtime.remote.frames import (
+from embodied.runtime.remote.wire.frames import (
     HEAD_BYTES,
     DamagedFrame,
     Frame,

@@ -23,8 +23,8 @@ from typing import Final, NamedTuple
 
 import embodied
 from embodied.errors import ConfigError
-from embodied.runtime.remote.frames import PROTOCOL
 from embodied.runtime.remote.starter import Address
+from embodied.runtime.remote.wire.frames import PROTOCOL
 
 HELLO_S = 5.0  # seconds that the peer may take for its part
 AT_ONCE = 16  # connections that are being opened at the same time; others wait
