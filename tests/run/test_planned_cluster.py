@@ -17,6 +17,7 @@ from embodied.run.build.policy import sizes
 from embodied.run.build.preflight import check
 from embodied.run.build.shares import check as check_shares
 from embodied.run.memory.say import plan
+from embodied.run.placement.roles import placed
 from embodied.run.placement.table import Planned, planned, rows, table_of
 from embodied.run.placement.traffic import traffic
 from embodied.schema.compose.compose import compose
@@ -112,9 +113,7 @@ def test_what_is_not_there_is_refused_before_anything_starts(words, text, tmp_pa
 @pytest.mark.parametrize(
     ("placement", "text"),
     [
-        ("{actor:0-1,rollout:2-3,env:2-3}", "gives actor 0-1, and each of the 4 processes hosts simulators"),
-        ("{rollout:2-3}", "gives rollout 2-3, and each of the 4 processes hosts simulators"),
-        ("{env:[0,2]}", "gives env [0, 2], and each of the 4 processes hosts simulators"),
+        ("{env:[0,2]}", "gives env [0, 2], and each process that collects has its simulators beside it"),
         ("{actor:0-1,rollout:0-1}", "gives actor 0-1, which is a place for 2 processes, and the run has 4"),
         ("{env:{node_group:node,placement:1}}", "and node-1 has processes of its own"),
     ],
@@ -152,8 +151,7 @@ def test_a_dry_run_of_started_processes_is_one_of_these():
     own = compose([*FAKE, "runner.dry_run=true", APART], "train", [CONFIG]).config
     group = Group(0, 8, 0, 8)
     assert planned(own, group) is group
-    with pytest.raises(ConfigError, match="each of the 8 processes hosts simulators"):
-        check_shares(own, group)
+    assert placed(own, group).of("rollout").members == (4, 5, 6, 7)
 
 
 def test_a_run_alone_plans_no_cluster():
