@@ -32,6 +32,7 @@ class Agent:
         self._lines: list[str] = []
         self._forgotten = 0  # lines before these
         self._more = threading.Condition()
+        self._over = False  # the keeper has ended
         self._keeper: subprocess.Popen[str] | None = None
 
     def clock(self) -> float:
@@ -46,7 +47,7 @@ class Agent:
         command = [sys.executable, "-m", "embodied.cluster.keeper"]
         self._keeper = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8",
-            env=_environment(self._address), start_new_session=True,
+            env=_environment(self._address), cwd=order["folder"], start_new_session=True,
         )  # fmt: skip
         threading.Thread(target=self._read, args=(self._keeper,), daemon=True, name="keeper").start()
         self.send(asdict(Order(**order)))
@@ -67,14 +68,23 @@ class Agent:
             with self._more:
                 self._lines.append(line)
                 self._more.notify_all()
+        with self._more:
+            self._over = True
+            self._more.notify_all()
 
     def events(self, first: int, wait_s: float) -> list[str]:
         """Returns what the ranks have told from the ``first``-th line on, as soon as there is one, or nothing after
-        ``wait_s`` seconds. A call whose answer was lost on the way can be made again; lines before are forgotten."""
+        ``wait_s`` seconds. A call whose answer was lost on the way can be made again; lines before are forgotten.
+
+        Raises:
+            RuntimeError: the keeper has ended, and all that it told was asked for.
+        """
         with self._more:
-            del self._lines[: first - self._forgotten]
-            self._forgotten = first
-            self._more.wait_for(lambda: self._lines, wait_s)
+            del self._lines[: max(0, first - self._forgotten)]
+            self._forgotten = max(first, self._forgotten)
+            self._more.wait_for(lambda: self._lines or self._over, wait_s)
+            if self._over and not self._lines:
+                raise RuntimeError("the keeper of the ranks has ended")
             return self._lines[:BATCH]
 
 

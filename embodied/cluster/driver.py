@@ -176,7 +176,6 @@ class Driver:
         port = ray.get(self._agents[0].port.remote())
         self._head = ray.get_runtime_context().gcs_address
         described = table.nodes_as_text([table.Node(node.name, shape.each) for node in self._nodes])
-        self._left, self.each = set(range(shape.size)), shape.each
         orders = [
             Order(
                 self._plan.arguments, "ray", place * shape.each, shape.each, place, shape.size,
@@ -186,6 +185,7 @@ class Driver:
             for place in range(shape.nodes)
         ]  # fmt: skip
         ray.get([agent.start.remote(asdict(order)) for agent, order in zip(self._agents, orders, strict=True)])
+        self._left, self.each = set(range(shape.size)), shape.each  # until now a signal ends the launcher itself
 
     # -- watching ----------------------------------------------------------------------------------------------------
 
@@ -213,7 +213,7 @@ class Driver:
             time.sleep(BEAT_S)
             return True
         except ray.exceptions.RayError:
-            self._lose(place, "its agent has ended")
+            self._lose(place, "its agent or the keeper of its ranks has ended")
             return False
         self._answered[place] = time.monotonic()
         self._heard[place] += len(lines)

@@ -61,15 +61,16 @@ class Local:
 
     def __init__(self, order: Order, name: str) -> None:
         self.events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
-        self._left = order.each
+        self._left, self._lock = order.each, threading.Lock()
         self.events.put(Placed([name], order.each))
         self._ranks = Ranks(order, self._tell)
 
     def _tell(self, event: Event) -> None:
         self.events.put(event)
-        self._left -= isinstance(event, Ended)
-        if not self._left:
-            self.events.put(None)
+        with self._lock:  # each rank has a thread
+            self._left -= isinstance(event, Ended)
+            if not self._left:
+                self.events.put(None)
 
     def send(self, command: dict[str, float]) -> None:
         if "signal" in command:

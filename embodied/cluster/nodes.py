@@ -96,8 +96,10 @@ def too_few(shape: Shape, nodes: Sequence[Node], what: str) -> ClusterError:
     fits = sum(node.total >= shape.each for node in nodes)
     return ClusterError(
         f"the run wants {_wanted(shape, what)}, and {_count(fits)} of the cluster has as many: {_table(nodes, what)}",
-        f"set cluster.num_nodes to {fits} or less" if fits else f"set cluster.num_gpus_per_node to {most} or less",
-    )
+        f"set cluster.num_nodes to {fits} or less" if fits
+        else f"set cluster.num_gpus_per_node to {most} or less" if most
+        else "add a node that has it (ray start --address=HEAD:6379)",
+    )  # fmt: skip
 
 
 def not_ready(shape: Shape, nodes: Sequence[Node], what: str, waited_s: float) -> ClusterError:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import pickle
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
@@ -18,11 +19,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from embodied.errors import ClusterError
+from embodied.errors import ClusterError, EmbodiedError, WorkerDiedError
 from embodied.parallel.placement.table import by_name
 from embodied.runtime.remote.local import LocalStarter
 from embodied.runtime.remote.starter import Address, HostJob, StartedHost
 
+READY_S = 10.0  # for an actor to get its CPUs
 TAIL_S = 3.0  # a node that is gone does not answer
 
 
@@ -124,27 +126,48 @@ class RayStarter:
     def start(self, index: int, job: HostJob, key: bytes, avoid: AbstractSet[str]) -> StartedHost:
         """Starts a host. See :class:`embodied.runtime.remote.starter.HostStarter`."""
         import ray  # by the thread of a host: imported by the main thread, Ray takes its handler of SIGTERM
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         with self._lock:
             ray.init(address=self._address, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True)
-            place = choose(self._places(), avoid, self._hosts)
-            if place is None:
-                raise _no_room(index)
-            self._hosts[place.name] += 1
-        actor = ray.remote(SimHost).options(
-            num_cpus=min(job.pool.num_slots, int(place.free)),
-            scheduling_strategy=NodeAffinitySchedulingStrategy(place.node_id, soft=False),
-        ).remote(place.address, self._start_s)  # fmt: skip
+        place, actor = self._placed(index, job.pool.num_slots, avoid)
         try:
             listens = ray.get(actor.start.remote(index, pickle.dumps(job), key), timeout=2 * self._start_s)
         except ray.exceptions.RayError as error:
             ray.kill(actor)
+            if isinstance(cause := getattr(error, "cause", None), EmbodiedError):
+                detail = getattr(cause, "detail", "")
+                raise WorkerDiedError(f"on node {place.name}: {cause.message}", cause.remedy, detail) from error
             raise ClusterError(
                 f"simulator host {index} did not start on node {place.name}: {str(error).splitlines()[-1]}",
-                "see whether the node is up, and whether the env can be built there",
+                "see whether the node is up, and has free CPUs (ray status)",
             ) from error
         return RayHost(place.name, Address(*listens), actor)
+
+    def _placed(self, index: int, num_slots: int, avoid: AbstractSet[str]) -> tuple[Place, Any]:
+        """Makes the actor of a host. Other ranks choose at the same time from the same free CPUs, so a node that lets an
+        actor wait is full by now, and another is chosen.
+
+        Raises:
+            ClusterError: no node has a free CPU.
+        """
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        until = time.monotonic() + self._start_s
+        while True:
+            with self._lock:
+                place = choose(self._places(), avoid, self._hosts)
+                if place is None:
+                    raise _no_room(index)
+                self._hosts[place.name] += 1
+            actor = ray.remote(SimHost).options(
+                num_cpus=min(num_slots, int(place.free)),
+                scheduling_strategy=NodeAffinitySchedulingStrategy(place.node_id, soft=False),
+            ).remote(place.address, self._start_s)  # fmt: skip
+            if ray.wait([actor.__ray_ready__.remote()], timeout=READY_S)[0] or time.monotonic() > until:
+                return place, actor
+            ray.kill(actor)
+            self._hosts[place.name] -= 1
 
     def _places(self) -> list[Place]:
         import ray
@@ -163,5 +186,6 @@ class RayStarter:
 def _no_room(index: int) -> ClusterError:
     return ClusterError(
         f"simulator host {index} finds no node with a free CPU",
-        "add a node (ray start --address=HEAD:6379), or lower cluster.simulator_hosts",
+        "add a node (ray start --address=HEAD:6379), or lower env.train.total_num_envs: a host takes a CPU for each of "
+        "its env slots, as far as its node has them",
     )

@@ -148,6 +148,7 @@ class Fleet:
         elif isinstance(found, Opened):
             try:
                 peer.attach(found)
+                self._failed_start = None
             except DamagedFrame as error:
                 self._lose(peer, peer.gone(f"does not know what it was sent: {error}"))
         else:
@@ -237,6 +238,8 @@ class Fleet:
         """Call hosts again whose connection is broken or silent. While nobody listened, as in an update, no host was
         silent."""
         listened, self._polled = now - self._polled < SILENT_S, now
+        if not listened:
+            self._reached_at = now
         for peer in [*self.peers.values()]:
             link = peer.link
             if not listened:

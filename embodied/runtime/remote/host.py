@@ -66,7 +66,13 @@ class Host:
             opened.callback(self._door.close)
             opened.callback(self._link.detach)
             try:
+                # reached first: to start workers may take longer than the rollout waits for a word
+                while not self._link.attached and self._goes_on(self._job.silence_s):
+                    self._exchange(None)
+                if not self._link.attached:
+                    return 0
                 self._open(opened)
+                self._link.heard = time.monotonic()  # nobody has listened meanwhile
                 while self._goes_on(self._job.silence_s):
                     self._exchange(self._pool)
                     if not self._resting:
@@ -75,6 +81,7 @@ class Host:
             except Exception as error:  # noqa: BLE001 (whatever it is belongs to the rollout)
                 print(f"the host ends: {error}", flush=True)
                 self._link.put(FrameKind.FAILED, small=frames.to_text(frames.error_to_json(error)))
+                self._link.heard = time.monotonic()
                 while self._goes_on(LINGER_S):
                     self._exchange(None)
                 return 1

@@ -16,7 +16,7 @@ from collections.abc import Set as AbstractSet
 from embodied.observe.video.video import Video
 from embodied.perturbations import Draws
 from embodied.runtime.channel import Command, Completion
-from embodied.runtime.ports import Event, Lost
+from embodied.runtime.ports import Back, Event, Lost
 from embodied.runtime.remote.fleet import Fleet
 from embodied.runtime.remote.fleet import HostsConfig as HostsConfig
 from embodied.runtime.remote.peer import Peer
@@ -48,7 +48,8 @@ class RemotePool:
     @property
     def up(self) -> list[int]:
         """Slots that take commands, as far as :meth:`recv` has said."""
-        return sorted(slot for peer in self._fleet.peers.values() for slot in peer.up)
+        untold = {event.slot for event in self._fleet.events if isinstance(event, Back)}
+        return sorted(slot for peer in self._fleet.peers.values() for slot in peer.up if slot not in untold)
 
     @property
     def moving(self) -> AbstractSet[int]:
@@ -146,10 +147,17 @@ class RemotePool:
 
     def wake(self) -> None:
         """Start the workers, unless they have been."""
-        for peer in [peer for peer in self._fleet.peers.values() if peer.rested]:
+        woken = [peer for peer in self._fleet.peers.values() if peer.rested]
+        for peer in woken:
             peer.ask(FrameKind.WAKE)
             peer.rested = False
-        self._fleet.await_until(lambda: self._fleet.num_up == self.num_slots)
+
+        def all_serve() -> bool:
+            """Whether all hosts that are still there serve; one that was lost meanwhile may never come back."""
+            there = [peer for peer in woken if not self._fleet.is_gone(peer)]
+            return self._fleet.num_up > 0 and all(len(peer.up) == len(peer.slots) for peer in there)
+
+        self._fleet.await_until(all_serve)
         self._fleet.events.clear()
 
     def close(self) -> None:

@@ -250,6 +250,8 @@ class Peer:
             self._say(frame.small.decode(errors="replace"))
         elif frame.kind == FrameKind.RESTED:
             self.rested = True
+            self.up.clear()  # what came back before it rested
+            self._facts.clear()
         elif frame.kind in (FrameKind.LOST, FrameKind.BACK, FrameKind.FAILED, FrameKind.MEMORY):
             return self._told(frame, frames.from_text(frame.small))
         elif frame.kind != FrameKind.ALIVE:
