@@ -42,6 +42,7 @@ from embodied.cluster.nodes import (
 from embodied.cluster.plan import Plan
 from embodied.cluster.ranks import Order
 from embodied.errors import ClusterError, EmbodiedError, refuse
+from embodied.observe.terminal import streams
 from embodied.parallel.placement import table
 
 BACK_S = 10.0  # for a lost node to be back before the run goes on with fewer
@@ -252,6 +253,7 @@ def _bundle(group: PlacementGroup, bundle: int) -> PlacementGroupSchedulingStrat
 
 
 def main() -> int:
+    streams.for_log()
     out, told = os.fdopen(int(sys.argv[1]), "w", encoding="utf-8"), threading.Lock()
 
     def tell(event: Event) -> None:

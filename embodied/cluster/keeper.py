@@ -25,6 +25,7 @@ from contextlib import closing, suppress
 
 from embodied.cluster.events import Event, HeadGone, Tell, as_line
 from embodied.cluster.ranks import Order, Ranks
+from embodied.observe.terminal import streams
 
 RAY_ENDS_S = 60.0  # after the head's end Ray ends what it has started (gcs_rpc_server_reconnect_timeout_s)
 PROBED_S = 1.0
@@ -32,6 +33,7 @@ END_S = 3.0
 
 
 def main() -> int:
+    streams.for_log()
     if os.fork():
         os._exit(0)  # the agent's child ends here; what goes on has another parent
     os.setsid()

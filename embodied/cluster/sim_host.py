@@ -144,8 +144,8 @@ class RayStarter:
         return RayHost(place.name, Address(*listens), actor)
 
     def _placed(self, index: int, num_slots: int, avoid: AbstractSet[str]) -> tuple[Place, Any]:
-        """Makes the actor of a host. Other ranks choose at the same time from the same free CPUs, so a node that lets an
-        actor wait is full by now, and another is chosen.
+        """Makes the actor of a host. Other ranks choose at the same time from the same free CPUs, so a node that lets
+        an actor wait is full by now, and another is chosen.
 
         Raises:
             ClusterError: no node has a free CPU.

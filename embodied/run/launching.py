@@ -53,11 +53,14 @@ def job_of(composed: Composed, argv: Sequence[str], config_name: str) -> Job:
     """
     from embodied.cluster.launch import Job
     from embodied.run.build import shares
+    from embodied.run.placement import roles
 
     config, cluster = composed.config, composed.config.cluster
 
     def refuse_size(size: int) -> None:
-        shares.check(config, Group(0, size, 0, size, launcher=cluster.launcher or "ray"))
+        each = cluster.num_gpus_per_node or size
+        ranks = Group(0, size, 0, size if size % each else each, launcher=cluster.launcher or "ray")
+        shares.check(config, roles.placed(config, ranks))
 
     def divides(size: int) -> bool:
         try:

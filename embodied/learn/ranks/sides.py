@@ -87,6 +87,7 @@ class TrainSide(Trainer):
         links, average = self.links, self.actor.optim.ema_decay is not None
         acts = links.world.of("rollout").here
         self._sender = Sender(links.weights, links.dtypes, links.checks)
+        self._took = self._sender.take_metrics()
 
         def sent(policy: Policy, staleness: int, interval: int, parallel: Parallel | None) -> Acting:
             if staleness:
@@ -95,6 +96,12 @@ class TrainSide(Trainer):
 
         self.make_acting = sent
         super().__post_init__()
+
+    def begin_rollout(self, iteration: int) -> None:
+        """As :meth:`Trainer.begin_rollout`. With ``max_staleness`` the weights are sent after it, beside an update."""
+        super().begin_rollout(iteration)
+        if self.algorithm.max_staleness:
+            self._took = self._sender.take_metrics()
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
@@ -114,7 +121,7 @@ class TrainSide(Trainer):
             if news.here:
                 news.of_first(None)
             raise
-        found |= self._sender.take_metrics()
+        found |= self._took if self.algorithm.max_staleness else self._sender.take_metrics()
         ranks, rows = places_of(results)
         batch = replace(batch, ranks=ranks, rows=rows)
         if news.here:

@@ -35,6 +35,7 @@ class Saves:
         if processes is not None and processes.is_split:
             self._among = processes.of("train")
         self._elsewhere = self._among is not None and not self._among.here
+        self._world = None if self._among is None else processes
         kept, self._config, self._earlier = runner.checkpoint, config, folder.earlier
         path = folder.path / "checkpoints"
         self.exporter = Exporter(folder.path, kept, learner.policy, reporter.console)
@@ -116,13 +117,17 @@ class Saves:
 
     def finish(self, iteration: int, steps: int = 0, whole: bool = True) -> int:
         """Makes sure, at the end, that a checkpoint of the learner's last state is on the disk; returns the iterations
-        that are saved.
+        that are saved. A collective of all processes.
 
         Args:
             whole: whether the learner is at a place. If it is amid an update, what :meth:`keep` copied is written.
         """
-        if self._elsewhere:
-            return iteration
+        saved = iteration if self._elsewhere else self._finish(iteration, steps, whole)
+        if self._world is None or self._among is None:
+            return saved
+        return self._world.of_rank(saved, self._among.members[0])
+
+    def _finish(self, iteration: int, steps: int, whole: bool) -> int:
         there = self._saved == (iteration, steps)
         if whole and not there:
             self.save(iteration, steps)

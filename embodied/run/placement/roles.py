@@ -31,7 +31,8 @@ def placed(config: schema.Config, processes: Group) -> Group:
 
 def check(config: schema.Config, processes: Group) -> None:
     """Refuses what processes with different roles cannot do or share. Raises :class:`ConfigError`."""
-    if not processes.is_split:
+    split = len(processes.table.kinds) > 1 if isinstance(processes, Planned) else processes.is_split
+    if not split:
         return
     reward, rollout = config.reward, config.rollout
     for wrong, what in (
@@ -40,7 +41,7 @@ def check(config: schema.Config, processes: Group) -> None:
         (
             config.algorithm.max_staleness > 1,
             f"algorithm.max_staleness is {config.algorithm.max_staleness}: a process that only collects keeps one set "
-            "of weights",
+            "of weights, enough for 1",
         ),
         (
             schema.context_parallel_size(config) > 1,

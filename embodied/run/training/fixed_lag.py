@@ -15,7 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
+from contextlib import suppress
 
+from embodied.errors import Stopped
 from embodied.learn.lagged import Lagged
 from embodied.learn.ranks.sides import Learner
 from embodied.parallel.group import Group
@@ -85,8 +87,9 @@ class FixedLag(OneStepOff):
             return True
 
         self._rollout.watch(ended)
-        if iteration + 1 < runner.max_epochs:
-            self._ahead = self._run(iteration + 1, stop)
+        with suppress(Stopped):  # of another process: what runs here must end before an evaluation all the same
+            if iteration + 1 < runner.max_epochs:
+                self._ahead = self._run(iteration + 1, stop)
         with stop.cut_short():
             self._rollout.go_on()
             if evaluates:

@@ -65,7 +65,8 @@ class Flowing(Rollout):
 
     def hold(self, results: Iterable[EpisodeResult] = ()) -> None:
         """Keeps the rows of ``results`` until the next call."""
-        for lease in self._held:
+        held, self._held = self._held, ()  # a signal may come between two of them
+        for lease in held:
             self.records.give_back(lease)
         self._held = tuple(lease for result in results for lease in result.leases)
 

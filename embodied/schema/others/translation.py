@@ -311,7 +311,14 @@ def staleness(row: Row, value: Any, get: Lookup) -> Translation:
     if row.key.endswith("fetch_batch_size"):
         return Translation(how="nothing", why="follows from algorithm.max_staleness")
     off = get("train.train_policy.on_policy")
-    return Translation(how="nothing", why="on_policy is set") if off else Translation({row.ours[0]: value}, "renamed")
+    return Translation(how="nothing", why="on_policy is set") if off else lag_within(row, value)
+
+
+def lag_within(row: Row, limit: Any) -> Translation:
+    """Translates a limit of the age of weights. Here it is a fixed lag, and texts have one of 1 at most."""
+    if isinstance(limit, int | float) and limit > 1:
+        return Translation({row.ours[0]: 1}, "derived", f"at most {limit:g} there, always 1 here: texts have no more")
+    return Translation({row.ours[0]: limit}, "renamed")
 
 
 def betas(row: Row, value: Any, get: Lookup) -> Translation:

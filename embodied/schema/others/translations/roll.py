@@ -8,7 +8,7 @@ from typing import Any
 
 from embodied.schema.others.counts import count
 from embodied.schema.others.tables import Row
-from embodied.schema.others.translation import Lookup, Rule, Translation, Unknown, number_of, only_if
+from embodied.schema.others.translation import Lookup, Rule, Translation, Unknown, lag_within, number_of, only_if
 from embodied.schema.others.values import translated
 
 TRAIN = "actor_train."
@@ -122,7 +122,7 @@ def staleness(row: Row, value: Any, get: Lookup) -> Translation:
     number = number_of(value)
     if not number:
         return Translation(how="nothing", why="it is off")
-    return Translation({row.ours[0]: int(number) if number == int(number) else value}, "renamed")
+    return lag_within(row, int(number) if number == int(number) else value)
 
 
 def adapters(row: Row, value: Any, get: Lookup) -> Translation:
