@@ -12,14 +12,16 @@ import pickle
 import tempfile
 import threading
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from embodied.errors import ClusterError
-from embodied.parallel.placement.table import by_name
+from embodied.parallel.placement.table import NodeSoftware, by_name
 from embodied.runtime.remote.local import LocalStarter
 from embodied.runtime.remote.starter import Address, HostJob, StartedHost
 
@@ -41,13 +43,18 @@ class Place(NamedTuple):
     ranks: bool = False
 
 
-def choose(places: list[Place], avoid: AbstractSet[str], hosts: Counter[str]) -> Place | None:
+def choose(places: list[Place], avoid: AbstractSet[str], hosts: Counter[str], wanted: str = "") -> Place | None:
     """Returns the node for the next host: none to avoid if possible, one without ranks if possible, one with few hosts,
     one with many free CPUs; None = no node has a free CPU.
 
     Args:
         hosts: of this process on each node.
+        wanted: node that the placement gives it. It is taken if it is there and not to be avoided, also without a free
+            CPU: other hosts of the run may have them.
     """
+    for place in places:
+        if place.name == wanted and wanted not in avoid:
+            return place
     having = [place for place in places if place.free >= 1]
 
     def key(place: Place) -> tuple[Any, ...]:
@@ -62,10 +69,11 @@ class SimHost:
     Args:
         address: of its node.
         start_s: seconds in which the host must listen.
+        software: of the host; None = that of this process.
     """
 
-    def __init__(self, address: str, start_s: float) -> None:
-        self._starter = LocalStarter(start_s, address)
+    def __init__(self, address: str, start_s: float, software: NodeSoftware | None = None) -> None:
+        self._starter = LocalStarter(start_s, address, software)
         self._host: StartedHost | None = None
 
     def start(self, index: int, job: bytes, key: bytes) -> tuple[str, int]:
@@ -114,10 +122,16 @@ class RayStarter:
         address: of the cluster's head.
         own: address of this node.
         start_s: seconds in which a host must listen.
+        wanted: node of each host, as the placement has it; () = any.
+        software: of hosts on some nodes, by name.
     """
 
-    def __init__(self, address: str, own: str, start_s: float = 60.0) -> None:
+    def __init__(
+        self, address: str, own: str, start_s: float = 60.0, wanted: Sequence[str] = (),
+        software: Mapping[str, NodeSoftware] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
         self._address, self._own, self._start_s = address, own, start_s
+        self._wanted, self._software = wanted, software
         self._hosts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -128,14 +142,15 @@ class RayStarter:
 
         with self._lock:
             ray.init(address=self._address, log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True)
-            place = choose(self._places(), avoid, self._hosts)
+            wanted = self._wanted[index] if self._wanted else ""
+            place = choose(self._places(), avoid, self._hosts, wanted)
             if place is None:
                 raise _no_room(index)
             self._hosts[place.name] += 1
         actor = ray.remote(SimHost).options(
             num_cpus=min(job.pool.num_slots, int(place.free)),
             scheduling_strategy=NodeAffinitySchedulingStrategy(place.node_id, soft=False),
-        ).remote(place.address, self._start_s)  # fmt: skip
+        ).remote(place.address, self._start_s, self._software.get(place.name))  # fmt: skip
         try:
             listens = ray.get(actor.start.remote(index, pickle.dumps(job), key), timeout=2 * self._start_s)
         except ray.exceptions.RayError as error:

@@ -115,7 +115,7 @@ class Simulators:
         self.processes, self.model, self.reporter, self.engine = processes, model, reporter, engine
         self.hosts = processes.of("rollout")
         self._folder, self._server, self._is_run = folder, server, is_run
-        self._hosts = hosts or hosts_of(config)
+        self._hosts = hosts or hosts_of(config, processes)
         self._said: set[str] = set()
         self._probed = False
         self._learns = model.policy if learns is None else learns
@@ -234,7 +234,7 @@ def open_fork_server(
     Args:
         played: the envs of its workers, the one that begins first.
     """
-    elsewhere = config.runner.dry_run or hosts_of(config) is not None  # hosts fork their workers themselves
+    elsewhere = config.runner.dry_run or hosts_of(config, processes) is not None  # hosts fork their workers themselves
     collects = processes.of("rollout").here
     if elsewhere or not collects or not forks(config.env, *(side.env for side in played)):
         yield None
