@@ -63,6 +63,12 @@ def choose(places: list[Place], avoid: AbstractSet[str], hosts: Counter[str], wa
     return min(having, key=key, default=None)
 
 
+def cpus_of(place: Place, slots: int, wanted: str) -> int:
+    """Returns the CPUs that a host of some slots takes from Ray: none on the node that the placement gives it. Hosts of
+    several ranks start there at once, and one that asks for what another has just taken would wait for ever."""
+    return 0 if place.name == wanted else min(slots, int(place.free))
+
+
 class SimHost:
     """The actor beside a host.
 
@@ -148,7 +154,7 @@ class RayStarter:
                 raise _no_room(index)
             self._hosts[place.name] += 1
         actor = ray.remote(SimHost).options(
-            num_cpus=min(job.pool.num_slots, int(place.free)),
+            num_cpus=cpus_of(place, job.pool.num_slots, wanted),
             scheduling_strategy=NodeAffinitySchedulingStrategy(place.node_id, soft=False),
         ).remote(place.address, self._start_s, self._software.get(place.name))  # fmt: skip
         try:

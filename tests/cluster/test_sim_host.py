@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from embodied.cluster.sim_host import Place, choose
+from embodied.cluster.sim_host import Place, choose, cpus_of
 
 RANK = Place("0", "gpu", "198.18.0.1", 16, ranks=True)
 ONE, TWO = Place("1", "cpu-1", "198.18.0.2", 8), Place("2", "cpu-2", "198.18.0.3", 8)
@@ -38,3 +38,8 @@ def test_the_node_that_the_placement_gives_is_taken_unless_it_was_lost():
     assert chosen(RANK, ONE, TWO._replace(free=0), wanted="cpu-2") == "cpu-2", "other hosts of the run have its CPUs"
     assert chosen(RANK, ONE, TWO, wanted="cpu-2", avoid=frozenset({"cpu-2"})) == "cpu-1"
     assert chosen(RANK, ONE, wanted="cpu-2") == "cpu-1", "it is not there"
+
+
+def test_hosts_of_several_ranks_do_not_wait_for_cpus_of_each_other_on_their_node():
+    assert cpus_of(ONE, 4, "cpu-1") == 0
+    assert (cpus_of(ONE, 4, "cpu-2"), cpus_of(ONE, 16, "")) == (4, 8)

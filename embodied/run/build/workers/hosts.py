@@ -48,15 +48,15 @@ def hosts_of(config: schema.Config, processes: Group) -> Hosts | None:
     on = table.hosts_of(config, processes)
     if (count := len(on) or config.cluster.simulator_hosts) == 0:
         return None
-    start_s = config.env.init_timeout_s
+    start_s, shares = config.env.init_timeout_s, tuple(host.slots for host in on)
     if launched_by(os.environ) != "ray":
-        return Hosts(LocalStarter(start_s), count)
+        return Hosts(LocalStarter(start_s), count, shares=shares)
     from embodied.cluster.sim_host import RayStarter
 
     starter = RayStarter(
         os.environ["RAY_ADDRESS"], os.environ[NODE], start_s, [host.node for host in on], table.software_of(config)
     )
-    return Hosts(starter, count, elsewhere=True, shares=tuple(host.slots for host in on))
+    return Hosts(starter, count, elsewhere=True, shares=shares)
 
 
 def open_port(
