@@ -21,7 +21,7 @@ from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from embodied.cluster import node_facts
 from embodied.cluster.agent import Agent
@@ -39,7 +39,8 @@ from embodied.cluster.nodes import (
     usual_shape,
     without,
 )
-from embodied.cluster.plan import Plan
+from embodied.cluster.places import Places, places_on
+from embodied.cluster.plan import Placing, Plan
 from embodied.cluster.ranks import Order
 from embodied.errors import ClusterError, EmbodiedError, refuse
 from embodied.observe.terminal import streams
@@ -62,6 +63,7 @@ class Driver:
         self._heard: Counter[int] = Counter()  # lines of each node
         self._answered: dict[int, float] = {}  # when each node last did
         self._head = ""  # its address
+        self._places: Places | None = None  # None: Ray chooses the nodes
         self.each = 0
 
     # -- nodes -------------------------------------------------------------------------------------------------------
@@ -91,7 +93,7 @@ class Driver:
         found = [
             Node(
                 node["NodeID"], node["NodeName"], node["NodeManagerAddress"], int(node["Resources"].get(what, 0)),
-                int(free.get(node["NodeID"], {}).get(what, 0)),
+                int(free.get(node["NodeID"], {}).get(what, 0)), int(node["Resources"].get("CPU", 0)) or None,
             )
             for node in there
         ]  # fmt: skip
@@ -99,6 +101,8 @@ class Driver:
 
     def _shape(self) -> tuple[Shape, str]:
         """Chooses how many nodes and ranks. Raises :class:`ClusterError`: the cluster can never have them."""
+        if self._plan.placement is not None:
+            return self._by_table(self._plan.placement)
         nodes, what = self.nodes()
         each = self._plan.each or (1 if what == "CPU" else None)
         shapes = [Shape(*shape) for shape in self._plan.shapes] or [usual_shape(nodes, self._plan.count, each)]
@@ -111,6 +115,25 @@ class Driver:
             raise too_few(shapes[0], nodes, what)
         return shape, what
 
+    def _by_table(self, placing: Placing) -> tuple[Shape, str]:
+        """Chooses the nodes by the keys. Raises :class:`EmbodiedError`: the cluster has not what they place."""
+        shapes = [Shape(*shape) for shape in self._plan.shapes]
+        until = time.monotonic() + (BACK_S if shapes else 0.0)
+        while True:
+            nodes, what = self.nodes()
+            last = time.monotonic() >= until
+            try:
+                each = self._plan.each or (1 if what == "CPU" else None)
+                self._places = places_on(nodes, placing, self._plan.count, each)
+                if not shapes or self._places.shape in (shapes if last else shapes[:1]):
+                    return self._places.shape, what
+                error: EmbodiedError = too_few(shapes[0], nodes, what)
+            except EmbodiedError as failed:
+                error = failed
+            if last:
+                raise error
+            time.sleep(BEAT_S * 5)
+
     # -- placing -----------------------------------------------------------------------------------------------------
 
     def place(self) -> None:
@@ -118,7 +141,7 @@ class Driver:
         shape, what = self._shape()
         group = self._group(shape, what)
         self._nodes, bundles = self._placed(group)
-        self._check_facts(group, bundles)
+        self._check_facts()
         self._start_agents(group, bundles, shape, what)
         self._check_clocks()
         self._tell(Placed([node.shown for node in self._nodes], shape.each))
@@ -127,9 +150,12 @@ class Driver:
     def _group(self, shape: Shape, what: str) -> PlacementGroup:
         """Waits for the resources of all nodes together."""
         not_lost = {"ray.io/node-id": f"!in({','.join(self._plan.lost)})"} if self._plan.lost else {}
+        wanted = [not_lost] * shape.nodes if not_lost else None
+        if self._places is not None:
+            wanted = [{"ray.io/node-id": node.node_id} for node in self._places.ranks]
         group = placement_group(
             [{what: shape.each}] * shape.nodes, strategy="STRICT_SPREAD",
-            bundle_label_selector=[not_lost] * shape.nodes if not_lost else None,
+            bundle_label_selector=wanted,
         )  # fmt: skip
         if not group.wait(min(LEAVE_S, self._plan.init_timeout_s)):
             self._tell(Note(f"waiting for {shape.each} {what} on {shape.nodes} node(s): others have them"))
@@ -144,20 +170,26 @@ class Driver:
         nodes = in_order([node for node in self.nodes()[0] if node.node_id in bundle_of])
         return nodes, [bundle_of[node.node_id] for node in nodes]
 
-    def _check_facts(self, group: PlacementGroup, bundles: Sequence[int]) -> None:
+    def _check_facts(self) -> None:
         plan, nonce = self._plan, self._plan.nonce
         ours = node_facts.facts(plan.folder, nonce)
         ray.cloudpickle.register_pickle_by_value(node_facts)
         asked = ray.remote(node_facts.facts)
+        hosts = [] if self._places is None else self._places.hosts
         answers = [
-            asked.options(num_cpus=0, scheduling_strategy=_bundle(group, bundle)).remote(plan.folder, nonce)
-            for bundle in bundles
-        ]
+            asked.options(num_cpus=0, scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False))
+            .remote(plan.folder, nonce, self._software(node).python or "") for node in (*self._nodes, *hosts)
+        ]  # fmt: skip
         theirs = ray.get(answers)
+        beside = {name: ours[name] for name in ("torch", "folder", "nonce")}  # simulators need none of these
+        theirs = [*theirs[: len(self._nodes)], *({**facts, **beside} for facts in theirs[len(self._nodes) :])]
         refuse([
-            error for node, facts in zip(self._nodes, theirs, strict=True)
+            error for node, facts in zip((*self._nodes, *hosts), theirs, strict=True)
             for error in differences(ours, facts, node, plan.folder, Path(plan.run))
         ])  # fmt: skip
+
+    def _software(self, node: Node) -> table.NodeSoftware:
+        return table.NodeSoftware() if self._places is None else self._places.table.software_of(node.name)
 
     def _start_agents(self, group: PlacementGroup, bundles: Sequence[int], shape: Shape, what: str) -> None:
         takes = {"num_gpus": shape.each, "num_cpus": 0} if what == "GPU" else {"num_cpus": shape.each}
@@ -177,11 +209,15 @@ class Driver:
         port = ray.get(self._agents[0].port.remote())
         self._head = ray.get_runtime_context().gcs_address
         described = table.nodes_as_text([table.Node(node.name, shape.each) for node in self._nodes])
+        if self._places is not None:
+            described = self._places.described
+        software = [self._software(node) for node in self._nodes]
         orders = [
             Order(
                 self._plan.arguments, "ray", place * shape.each, shape.each, place, shape.size,
                 self._nodes[0].address, port, self._plan.folder, str(Path(self._plan.run, "logs")), self._plan.grace_s,
-                self._head, self._nodes[place].address, described,
+                self._head, self._nodes[place].address, described, software[place].python or "",
+                dict(software[place].variables),
             )
             for place in range(shape.nodes)
         ]  # fmt: skip

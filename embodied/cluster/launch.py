@@ -26,7 +26,7 @@ from typing import Literal, Protocol
 from embodied.cluster.events import Ended, Event, HeadGone, Line, Lost, Note, Placed, Refused, event_of
 from embodied.cluster.first_cause import STOPPED, Cause, cause_of, stopped_text
 from embodied.cluster.nodes import Shape, shapes_after_loss
-from embodied.cluster.plan import Plan
+from embodied.cluster.plan import Placing, Plan
 from embodied.cluster.ranks import Order, Ranks, free_port
 from embodied.errors import ClusterError, ConfigError, EmbodiedError, refuse
 from embodied.lib.child import Child, tail
@@ -216,6 +216,7 @@ class Job:
         count: of nodes, and ``each`` ranks on each, as far as the user has said it.
         divides: returns whether a number of ranks can share the run's slots and groups.
         say: shows a line.
+        placement: of :class:`Plan`.
     """
 
     launcher: Literal["local", "ray"]
@@ -231,6 +232,7 @@ class Job:
     max_restarts: int
     divides: Callable[[int], bool]
     say: Callable[[str], None]
+    placement: Placing | None = None
 
     @property
     def grace_s(self) -> float:
@@ -325,4 +327,5 @@ def _plan(job: Job, shapes: list[Shape], lost: list[str], nonce: Path) -> Plan:
     return Plan(
         job.arguments, os.getcwd(), str(job.run.absolute()), str(nonce), job.address, job.resource, job.count, job.each,
         job.init_timeout_s, job.agent_timeout_s, job.grace_s, [[*shape] for shape in shapes], lost,
+        job.placement,
     )  # fmt: skip

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import os
 import platform
+import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,20 +16,37 @@ from typing import Any
 PACKAGE = "embodied"
 
 
-def facts(folder: str, nonce: str) -> dict[str, Any]:
+def facts(folder: str, nonce: str, python: str = "") -> dict[str, Any]:
     """Returns versions, and what the node sees of a run.
 
     Args:
         folder: that the command was started in.
         nonce: file that the launcher has written, in the run's folder.
+        python: interpreter whose versions are meant; "" = this one.
     """
+    own = {} if python in ("", sys.executable) else _versions_in(python)
     return {
+        "interpreter": not python or os.access(python, os.X_OK),
+        "executable": python,
         "project": _project(),
         "Python": platform.python_version(),
         "torch": _version("torch"),
         "folder": Path(folder).is_dir(),
         "nonce": _text(Path(nonce)),
+        **own,
     }
+
+
+def _versions_in(python: str) -> dict[str, Any]:
+    """Returns the versions that another interpreter has; empty ones where it lacks this package."""
+    code = f"import json; from {PACKAGE}.cluster import node_facts; print(json.dumps(node_facts.facts('.', '')))"
+    names = ("project", "Python", "torch")
+    try:
+        done = subprocess.run([python, "-c", code], capture_output=True, encoding="utf-8", check=True)
+        found = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.CalledProcessError):
+        return dict.fromkeys(names, "")
+    return {name: found[name] for name in names}
 
 
 def _version(package: str) -> str:

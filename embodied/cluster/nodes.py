@@ -25,6 +25,7 @@ class Node:
         name: as the user calls it; its address if it has no other.
         total: of the resource that ranks take, GPUs or CPUs.
         free: of these, not taken by others.
+        cores: of its CPUs; None: not known.
     """
 
     node_id: str
@@ -32,6 +33,7 @@ class Node:
     address: str
     total: int
     free: int
+    cores: int | None = None
 
     @property
     def shown(self) -> str:
@@ -134,6 +136,12 @@ def differences(
         folder: that the command was started in.
         run: folder of the run.
     """
+    if not theirs["interpreter"]:
+        yield ClusterError(
+            f"node {node.shown} does not have the interpreter {theirs['executable']}",
+            "install it there, or change python_interpreter_path in cluster.node_groups",
+        )
+        return
     if not theirs["project"]:
         yield ClusterError(
             f"node {node.shown} does not have this package in the Python with which Ray was started there",

@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, TypedDict
+
+
+class Placing(TypedDict):
+    """What a table of places is made from, beside the nodes that there are."""
+
+    component_placement: Any  # as the keys have it
+    node_groups: list[dict[str, Any]] | None
+    slots: int  # env slots of the whole run
 
 
 @dataclass(frozen=True)
@@ -19,6 +28,7 @@ class Plan:
         count: of nodes, and ``each`` ranks on each, as far as the user has said it.
         shapes: in which an earlier start may go on, best first; [] = this is the first.
         lost: ids of nodes that were lost.
+        placement: what the user says of places; None = nothing: Ray chooses the nodes.
         init_timeout_s: how long to wait for resources that others have.
         agent_timeout_s: how long a node may leave a call without an answer.
         grace_s: time between SIGTERM and SIGKILL when the launcher has gone.
@@ -37,3 +47,4 @@ class Plan:
     grace_s: float
     shapes: list[list[int]] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
+    placement: Placing | None = None

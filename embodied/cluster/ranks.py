@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -42,6 +42,8 @@ class Order:
         head: address of the Ray cluster's head; "" = there is none.
         own: address of this machine in the cluster.
         nodes: all machines of the run in words (:data:`embodied.parallel.placement.table.NODES`).
+        python: interpreter of the ranks; "" = that of this process.
+        variables: of the ranks, beside those of this process.
     """
 
     arguments: list[str]
@@ -58,17 +60,18 @@ class Order:
     head: str = ""
     own: str = ""
     nodes: str = ""
+    python: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 def environment_of(order: Order, local_rank: int, error_file: Path, base: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment of a rank: that of ``base`` with torchrun's variables."""
+    """Returns the environment of a rank: that of ``base`` with the machine's and torchrun's variables."""
     return {
-        **base,
+        **base, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **order.variables,
         "RANK": str(order.first + local_rank), "LOCAL_RANK": str(local_rank), "GROUP_RANK": str(order.node),
         "WORLD_SIZE": str(order.size), "LOCAL_WORLD_SIZE": str(order.each),
         "MASTER_ADDR": order.address, "MASTER_PORT": str(order.port),
         "TORCHELASTIC_ERROR_FILE": str(error_file), VARIABLE: order.launcher,
-        "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1",
         **({"RAY_ADDRESS": order.head, NODE: order.own, NODES: order.nodes} if order.head else {}),
     }  # fmt: skip
 
@@ -114,7 +117,7 @@ class Ranks:
     def _start(self, local_rank: int) -> Child:
         environment = environment_of(self._order, local_rank, self._error_file(local_rank), os.environ)
         out, errors = (subprocess.PIPE, subprocess.STDOUT) if self._order.logs else (None, None)
-        command = [sys.executable, *self._order.arguments]
+        command = [self._order.python or sys.executable, *self._order.arguments]
         return Child(command, env=environment, cwd=self._order.folder, stdout=out, stderr=errors)
 
     def _error_file(self, local_rank: int) -> Path:

@@ -13,14 +13,16 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from embodied.errors import ClusterError, EmbodiedError, WorkerDiedError
-from embodied.parallel.placement.table import by_name
+from embodied.parallel.placement.table import NodeSoftware, by_name
 from embodied.runtime.remote.local import LocalStarter
 from embodied.runtime.remote.starter import Address, HostJob, StartedHost
 
@@ -43,13 +45,18 @@ class Place(NamedTuple):
     ranks: bool = False
 
 
-def choose(places: list[Place], avoid: AbstractSet[str], hosts: Counter[str]) -> Place | None:
+def choose(places: list[Place], avoid: AbstractSet[str], hosts: Counter[str], wanted: str = "") -> Place | None:
     """Returns the node for the next host: none to avoid if possible, one without ranks if possible, one with few hosts,
     one with many free CPUs; None = no node has a free CPU.
 
     Args:
         hosts: of this process on each node.
+        wanted: node that the placement gives it. It is taken if it is there and not to be avoided, also without a free
+            CPU: other hosts of the run may have them.
     """
+    for place in places:
+        if place.name == wanted and wanted not in avoid:
+            return place
     having = [place for place in places if place.free >= 1]
 
     def key(place: Place) -> tuple[Any, ...]:
@@ -58,16 +65,23 @@ def choose(places: list[Place], avoid: AbstractSet[str], hosts: Counter[str]) ->
     return min(having, key=key, default=None)
 
 
+def cpus_of(place: Place, slots: int, wanted: str) -> int:
+    """Returns the CPUs that a host of some slots takes from Ray: none on the node that the placement gives it. Hosts of
+    several ranks start there at once, and one that asks for what another has just taken would wait for ever."""
+    return 0 if place.name == wanted else min(slots, int(place.free))
+
+
 class SimHost:
     """The actor beside a host.
 
     Args:
         address: of its node.
         start_s: seconds in which the host must listen.
+        software: of the host; None = that of this process.
     """
 
-    def __init__(self, address: str, start_s: float) -> None:
-        self._starter = LocalStarter(start_s, address)
+    def __init__(self, address: str, start_s: float, software: NodeSoftware | None = None) -> None:
+        self._starter = LocalStarter(start_s, address, software)
         self._host: StartedHost | None = None
 
     def start(self, index: int, job: bytes, key: bytes) -> tuple[str, int]:
@@ -116,10 +130,16 @@ class RayStarter:
         address: of the cluster's head.
         own: address of this node.
         start_s: seconds in which a host must listen.
+        wanted: node of each host, as the placement has it; () = any.
+        software: of hosts on some nodes, by name.
     """
 
-    def __init__(self, address: str, own: str, start_s: float = 60.0) -> None:
+    def __init__(
+        self, address: str, own: str, start_s: float = 60.0, wanted: Sequence[str] = (),
+        software: Mapping[str, NodeSoftware] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
         self._address, self._own, self._start_s = address, own, start_s
+        self._wanted, self._software = wanted, software
         self._hosts: Counter[str] = Counter()
         self._lock = threading.Lock()
 
@@ -156,14 +176,15 @@ class RayStarter:
         until = time.monotonic() + self._start_s
         while True:
             with self._lock:
-                place = choose(self._places(), avoid, self._hosts)
+                wanted = self._wanted[index] if self._wanted else ""
+                place = choose(self._places(), avoid, self._hosts, wanted)
                 if place is None:
                     raise _no_room(index)
                 self._hosts[place.name] += 1
             actor = ray.remote(SimHost).options(
-                num_cpus=min(num_slots, int(place.free)),
+                num_cpus=cpus_of(place, num_slots, wanted),
                 scheduling_strategy=NodeAffinitySchedulingStrategy(place.node_id, soft=False),
-            ).remote(place.address, self._start_s)  # fmt: skip
+            ).remote(place.address, self._start_s, self._software.get(place.name))  # fmt: skip
             if ray.wait([actor.__ray_ready__.remote()], timeout=READY_S)[0] or time.monotonic() > until:
                 return place, actor
             ray.kill(actor)

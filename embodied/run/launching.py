@@ -13,6 +13,7 @@ from embodied.parallel.placement.launcher import launched_by, start_command
 
 if TYPE_CHECKING:
     from embodied.cluster.launch import Job
+    from embodied.cluster.plan import Placing
     from embodied.schema import ClusterConfig, Config
     from embodied.schema.compose.compose import Composed
 
@@ -72,14 +73,29 @@ def job_of(composed: Composed, argv: Sequence[str], config_name: str) -> Job:
     local = cluster.launcher == "local"
     if local:
         _check_local(cluster, config.runner.device)
-    if cluster.num_gpus_per_node is not None and (local or cluster.num_nodes is not None):
+    placing = None if local else _placing(config)
+    if placing is None and cluster.num_gpus_per_node is not None and (local or cluster.num_nodes is not None):
         refuse_size(cluster.num_gpus_per_node * (cluster.num_nodes or 1))
     return Job(
         "local" if local else "ray", ["-m", module_of(config_name), *argv], Path(config.runner.logger.log_path),
         "CPU" if config.runner.device == "cpu" else "auto", cluster.num_nodes, cluster.num_gpus_per_node,
         cluster.address, cluster.init_timeout_s or cluster.timeout_s, cluster.agent_timeout_s,
         config.runner.stop_timeout_s, cluster.max_restarts, divides, lambda text: print(text, flush=True),
+        placing,
     )  # fmt: skip
+
+
+def _placing(config: Config) -> Placing | None:
+    """Returns what the keys say of places; None = nothing."""
+    cluster = config.cluster.model_dump(include={"component_placement", "node_groups"})
+    if not any(cluster.values()):
+        return None
+    slots = max(config.env.train.total_num_envs, config.env.eval.total_num_envs)
+    return {
+        "component_placement": cluster["component_placement"],
+        "node_groups": cluster["node_groups"],
+        "slots": slots,
+    }
 
 
 def _check_local(cluster: ClusterConfig, device: str) -> None:

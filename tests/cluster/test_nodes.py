@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,8 @@ from embodied.errors import ClusterError
 
 B = Node("id-b", "b", "198.18.0.2", 2, 1)
 NODES = [Node("id-10", "n10", "198.18.0.10", 8, 8), Node("id-9", "n9", "198.18.0.9", 4, 0), B]
-FACTS = {"project": "1.0, files abc", "Python": "3.11.7", "torch": "2.7.0", "folder": True, "nonce": "secret"}
+FACTS = {"project": "1.0, files abc", "Python": "3.11.7", "torch": "2.7.0", "folder": True, "nonce": "secret",
+         "interpreter": True, "executable": ""}  # fmt: skip
 
 
 def refused(**theirs: object) -> list[str]:
@@ -42,6 +44,10 @@ def test_a_node_with_the_same_facts_takes_part():
         ({"Python": "3.12.1"}, "node b (198.18.0.2) has Python 3.12.1, and the launcher's machine 3.11.7"),
         ({"torch": ""}, "has torch (none), and the launcher's machine 2.7.0"),
         ({"folder": False, "nonce": ""}, "does not have the folder /work, in which the command was started"),
+        (
+            {"interpreter": False, "executable": "/opt/py", "project": ""},
+            "node b (198.18.0.2) does not have the interpreter /opt/py",
+        ),
         ({"nonce": ""}, "cannot see the run's folder /work/runs/one"),
         ({"nonce": "another run's"}, "set runner.output_dir to a folder that all nodes share"),
     ],
@@ -65,6 +71,22 @@ def test_a_machine_says_its_own_versions_and_what_it_sees(tmp_path):
     unseen = node_facts.facts(str(tmp_path / "no"), str(tmp_path / "no" / "nonce"))
     assert (unseen["nonce"], unseen["folder"]) == ("", False)
     assert unseen["project"] == facts["project"], "a checksum of the same files"
+
+
+def test_versions_are_those_of_the_node_s_interpreter(tmp_path):
+    """A script stands for another Python: it says versions of its own."""
+    other = tmp_path / "python"
+    other.write_text('#!/bin/sh\necho \'{"project": "9", "Python": "4.0", "torch": ""}\'\n', encoding="utf-8")
+    assert not node_facts.facts("/", "/no", str(other))["interpreter"], "it cannot be executed"
+    other.chmod(0o755)
+    found = node_facts.facts(str(tmp_path), "/no", str(other))
+    assert (found["project"], found["Python"], found["torch"], found["folder"]) == ("9", "4.0", "", True)
+    assert (found["interpreter"], found["executable"]) == (True, str(other))
+    missing = node_facts.facts("/", "/no", str(tmp_path / "none"))
+    assert (missing["interpreter"], missing["project"]) == (False, "")
+    again = tmp_path / "again"
+    again.symlink_to(sys.executable)
+    assert node_facts.facts("/", "/no", str(again))["Python"] == node_facts.facts("/", "/no")["Python"]
 
 
 def test_another_file_is_another_project(tmp_path, monkeypatch):

@@ -66,6 +66,17 @@ def test_a_rank_of_ray_knows_the_head_its_node_and_all_nodes(tmp_path):
     assert nodes_of(variables) == nodes
 
 
+def test_a_rank_has_interpreter_and_variables_of_its_node(tmp_path):
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$RANK $OMP_NUM_THREADS $COLOUR $1"\n', encoding="utf-8")
+    python.chmod(0o755)
+    software = {"COLOUR": "red", "OMP_NUM_THREADS": "3", "RANK": "9"}
+    events = told(order("", tmp_path, each=1, python=str(python), variables=software))
+    assert [event.text for event in events if isinstance(event, Line)] == ["2 3 red -c"], (
+        "the rank stays the launcher's"
+    )
+
+
 def test_what_ranks_print_is_told_and_kept_in_a_log_of_each(tmp_path):
     events = told(order("import os; print('I am', os.environ['RANK'])", tmp_path))
     assert {event for event in events if isinstance(event, Line)} == {Line(2, "I am 2"), Line(3, "I am 3")}

@@ -226,6 +226,42 @@ def test_simulators_on_another_node_change_no_bit_also_when_it_is_gone(nodes):
     assert differ <= {"rng/0/others"}, "Ray draws from Python's global generator, which no number of ours is from"
 
 
+def placed_on_b(nodes: lab.Lab, python: str) -> tuple[str, ...]:
+    """Keys that give node b the simulators, with an interpreter and a variable of its own."""
+    software = f"{{node_ranks:1,python_interpreter_path:{python},env_vars:[{{COLOUR:red}}]}}"
+    group = f"{{label:cpu,node_ranks:1,ignore_hardware:true,env_configs:[{software}]}}"
+    keys = ("cluster.component_placement={env:cpu}", f"cluster.node_groups=[{group}]")
+    return ("cluster.launcher=ray", "cluster.num_nodes=2", "cluster.num_gpus_per_node=2", *keys)
+
+
+def test_a_placement_puts_ranks_on_one_node_and_simulators_on_the_other(nodes):
+    seen = nodes.folder / "seen"
+    python = nodes.folder / "python-of-b"
+    words = f"echo $COLOUR $(hostname -I) >> {seen}; exec {nodes.python}"
+    python.write_text(f'#!/bin/sh\n{words} "$@"\n', encoding="utf-8")
+    python.chmod(0o755)
+    with started(nodes, "a", *RUN, *placed_on_b(nodes, str(python)), name="placed") as process:
+        assert process.wait(ENDS_S) == 0
+    said = printed(nodes, "placed")
+    assert said.startswith("ranks: a (198.18.0.1): rank 0-1\n")
+    assert re.search(r"simulators +4 env slots on b, for ranks 0-1", said)
+    assert "198.18.0.2" in seen.read_text(encoding="utf-8"), "by the interpreter of the node"
+    assert all(line.startswith("red") for line in seen.read_text(encoding="utf-8").splitlines()[1:])
+    local = ("cluster.launcher=local", "cluster.num_gpus_per_node=2")
+    done = subprocess.run(
+        command(nodes.python, *RUN, *local, name="local"), cwd=nodes.folder, env=nodes.environment(), timeout=ENDS_S,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert results(nodes, "placed")[0] == results(nodes, "local")[0]
+
+
+def test_an_interpreter_that_a_node_lacks_is_refused_by_its_name(nodes):
+    with started(nodes, "a", *RUN, *placed_on_b(nodes, "/no/python"), name="no-python") as process:
+        assert process.wait(ENDS_S) == 2
+    assert "node b (198.18.0.2) does not have the interpreter /no/python" in printed(nodes, "no-python")
+
+
 def test_ranks_save_and_end_when_the_head_is_gone(nodes):
     """The last test: it takes the cluster with it."""
     with started(nodes, "b", *LASTS, *BY_RAY, name="headless") as process:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from embodied.run.build.preflight import check
 from embodied.run.build.shares import check as check_shares
 from embodied.run.memory.say import plan
 from embodied.run.placement.roles import placed
-from embodied.run.placement.table import Planned, planned, rows, table_of
+from embodied.run.placement.table import Planned, hosts_of, most_hosts, planned, rows, table_of
 from embodied.run.placement.traffic import traffic
 from embodied.schema.compose.compose import compose
 from embodied.types import PolicySpec
@@ -139,6 +140,43 @@ def test_nodes_are_those_that_a_launcher_describes():
     assert [(host.node, host.rank, host.slots) for host in table.hosts] == [
         ("host-a", 0, 4), ("host-b", 0, 4), ("host-c", 1, 8),
     ]  # fmt: skip
+
+
+def nodes_told(monkeypatch) -> None:
+    nodes = [Node("gpu", 2, 8), Node("host-b", 0, 16), Node("host-c", 0, 32), Node("host-a", 0, 16)]
+    monkeypatch.setenv(NODES, nodes_as_text(nodes))
+
+
+def test_a_process_has_the_hosts_of_the_table(monkeypatch):
+    own = compose([*FAKE, *HOSTED[:1], HOSTED[-1]], "train", [CONFIG]).config
+    assert hosts_of(own, Group(1, 2, 1, 2, launcher="ray")) == (), "nobody has described nodes"
+    nodes_told(monkeypatch)
+    ranks = [Group(rank, 2, rank, 2, launcher="ray") for rank in range(2)]
+    assert [[(host.node, host.slots) for host in hosts_of(own, rank)] for rank in ranks] == [
+        [("host-a", 4), ("host-b", 4)], [("host-c", 8)],
+    ]  # fmt: skip
+    assert most_hosts(own, ranks[0]) == 2
+    check_shares(own, ranks[0])
+    usual = compose([*FAKE], "train", [CONFIG]).config
+    assert (hosts_of(usual, ranks[0]), most_hosts(usual, ranks[0])) == ((), 0)
+
+
+def test_hosts_are_refused_where_the_launcher_cannot_start_them(monkeypatch):
+    own = compose([*FAKE, *HOSTED], "train", [CONFIG]).config
+    for size in (1, 2):
+        with pytest.raises(ConfigError, match=r"gives env cpu, nodes without processes[\s\S]*cluster\.launcher=ray"):
+            check_shares(own, Group(0, size, 0, 1))
+    nodes_told(monkeypatch)
+    with pytest.raises(ConfigError, match=r"cluster\.launcher=ray"):
+        check_shares(own, Group(0, 2, 0, 2, launcher="torchrun"))
+
+
+def test_two_numbers_of_hosts_are_refused(monkeypatch):
+    nodes_told(monkeypatch)
+    for count, refused in ((2, False), (3, True)):
+        words = [*FAKE, *HOSTED[:1], HOSTED[-1], f"cluster.simulator_hosts={count}"]
+        with pytest.raises(ConfigError, match=r"is 3, and cluster\.component_placement") if refused else nullcontext():
+            check(compose(words, "train", [CONFIG]), Group(0, 2, 0, 2, launcher="ray"))
 
 
 def test_a_run_of_several_processes_says_where_they_are():

@@ -38,7 +38,7 @@ def checked(tmp_path: Path) -> Callable[..., Checked]:
 def collector(one: Checked, episodes: int = 8) -> Collector:
     """One that has no workers."""
     sizes = SimpleNamespace(episodes=episodes, groups=episodes // one.config.algorithm.group_size)
-    simulators: Any = SimpleNamespace(processes=one.processes)
+    simulators: Any = SimpleNamespace(processes=one.processes, collecting=one.processes)
     reporter: Any = None
     return Collector(one.config, one.train, simulators, sizes, reporter)  # type: ignore[arg-type]
 

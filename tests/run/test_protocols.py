@@ -95,7 +95,7 @@ def test_workers_that_stay_are_used_again_and_end_with_the_evaluator(checked, tm
     def opened(side: Any, rows: int) -> Any:
         return SimpleNamespace(identity=side.identity, close=lambda: closed.append("closed"))
 
-    simulators: Any = SimpleNamespace(processes=checked.processes, open=opened)
+    simulators: Any = SimpleNamespace(processes=checked.processes, collecting=checked.processes, open=opened)
     reporter: Any = SimpleNamespace()
 
     def make(keeps: bool) -> EvaluationRunner:
@@ -115,7 +115,9 @@ def test_workers_that_stay_are_used_again_and_end_with_the_evaluator(checked, tm
 
 def test_answers_of_a_file_have_their_own_numbers_in_the_conditions(checked, under, tmp_path):
     """Seven problems of two tasks are up to four of each; what would be sampled says nothing of them."""
-    simulators: Any = SimpleNamespace(processes=checked.processes, model=SimpleNamespace(policy=FakePolicy()))
+    simulators: Any = SimpleNamespace(
+        processes=checked.processes, collecting=checked.processes, model=SimpleNamespace(policy=FakePolicy())
+    )
     answers: Any = SimpleNamespace(counts=SimpleNamespace(problems=7, most=3))
     reporter: Any = SimpleNamespace()
     composed, side = checked.composed, checked.eval

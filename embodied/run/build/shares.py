@@ -109,9 +109,9 @@ def check(config: schema.Config, processes: Group) -> None:
         )
     if not (config.runner.only_eval or config.runner.task.records):
         teams.check(schema.context_parallel_size(config), learners)
+    table.check(config, processes)
     if not isinstance(processes, table.Planned):
         _check_cluster(config.cluster, processes)
-    table.check(config, processes)
     roles.check(config, processes)
     for what, count in counts.items():
         if count % hosts.size:

@@ -113,9 +113,9 @@ class Simulators:
     ) -> None:  # fmt: skip
         self._config, self.sides = config, sides
         self.processes, self.model, self.reporter, self.engine = processes, model, reporter, engine
-        self.hosts = processes.of("rollout")
+        self.collecting = processes.of("rollout")
         self._folder, self._server, self._is_run = folder, server, is_run
-        self._hosts = hosts or hosts_of(config)
+        self._hosts = hosts or hosts_of(config, processes)
         self._said: set[str] = set()
         self._probed = False
         self._learns = model.policy if learns is None else learns
@@ -135,7 +135,7 @@ class Simulators:
         logs = folder_of_rank(self._folder / "logs", processes)
         if not shared and side.name != "train":
             logs /= side.name
-        slots = slots_of(config, processes) if shared else self.hosts.divide(side.config.total_num_envs)
+        slots = slots_of(config, processes) if shared else self.collecting.divide(side.config.total_num_envs)
         records = config.actor.channel
         slab = Slab.create(fields, rows, f"{records.name or config.env.channel.name}.{records.queue_name}")
         try:
@@ -202,7 +202,7 @@ class Simulators:
 
     def acting(self) -> AbstractContextManager[None]:
         """Context in which the policy acts in each process that collects. All that train enter it."""
-        apart = {*self.hosts.members}.isdisjoint(self.processes.of("train").members)
+        apart = {*self.collecting.members}.isdisjoint(self.processes.of("train").members)
         return nullcontext() if apart else self.model.sharding.acting()
 
     def probe_of_others(self) -> None:
@@ -234,7 +234,7 @@ def open_fork_server(
     Args:
         played: the envs of its workers, the one that begins first.
     """
-    elsewhere = config.runner.dry_run or hosts_of(config) is not None  # hosts fork their workers themselves
+    elsewhere = config.runner.dry_run or hosts_of(config, processes) is not None  # hosts fork their workers themselves
     collects = processes.of("rollout").here
     if elsewhere or not collects or not forks(config.env, *(side.env for side in played)):
         yield None

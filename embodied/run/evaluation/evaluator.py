@@ -104,11 +104,11 @@ class EvaluationRunner:
     def _collect(self, iteration: int, weight_version: int, stop: StopSignal, workers: Workers | None) -> Share:
         """Runs the plan; returns what all processes have run."""
         plan = self._plan(iteration)
-        share = self._simulators.hosts.share(plan)
+        share = self._simulators.collecting.share(plan)
         with ExitStack() as opened, self._explained(), self._simulators.acting():
 
             def own() -> Share:
-                if not self._simulators.hosts.here:
+                if not self._simulators.collecting.here:
                     self._simulators.probe_of_others()
                     return [], RolloutStats(), [], []
                 fitting = self._fitting(workers, opened)
@@ -181,7 +181,7 @@ class EvaluationRunner:
             return workers
         if self._workers is not None:
             return self._workers
-        started = self._simulators.open(side, 2 * self._simulators.hosts.divide(side.config.total_num_envs))
+        started = self._simulators.open(side, 2 * self._simulators.collecting.divide(side.config.total_num_envs))
         if self._keep_workers:
             self._workers = self._kept.enter_context(closing(started))
         else:
@@ -195,7 +195,7 @@ class EvaluationRunner:
         return with_videos(plan, self._videos(iteration), video.max_videos) if video.records else plan
 
     def _job(self, weight_version: int) -> Job:
-        slots = self._simulators.hosts.divide(self._side.config.total_num_envs)
+        slots = self._simulators.collecting.divide(self._side.config.total_num_envs)
         job = job_of(self._config, self._side, weight_version, slots)
         return replace(job, gives_up_after=None) if self._answers else job
 

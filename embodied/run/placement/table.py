@@ -10,8 +10,9 @@ from itertools import count
 from embodied import schema
 from embodied.errors import ConfigError
 from embodied.parallel.group import Group
+from embodied.parallel.placement.launcher import Launcher
 from embodied.parallel.placement.place import place
-from embodied.parallel.placement.table import Node, PlacementTable, Role, nodes_of
+from embodied.parallel.placement.table import Node, NodeSoftware, PlacementTable, Role, SimulatorHost, nodes_of
 from embodied.schema.compose.compose import Composed
 from embodied.schema.keys.placement import GROUPS, PLACEMENT, NodeGroup, Place, placed
 
@@ -86,8 +87,10 @@ def table_of(
     if isinstance(processes, Planned):
         return processes.table
     nodes, each = processes.size // processes.local_size, processes.local_size
-    described = nodes_of(environment) or [Node(f"node-{number}", each) for number in range(nodes)]
-    table = _placed(config, described)
+    described = nodes_of(environment)
+    if not described and _plans_hosts(config):
+        raise _only_by_ray(config)
+    table = _placed(config, described or [Node(f"node-{number}", each) for number in range(nodes)])
     if len(table.ranks) != processes.size:
         first = next(iter(placed(config.cluster)[1].values()), None)
         raise ConfigError(
@@ -98,25 +101,74 @@ def table_of(
     return table
 
 
-def refuse_unbuilt(config: schema.Config, table: PlacementTable) -> None:
-    """Refuses placements that can be planned and not be run yet: other devices for simulators, simulator hosts. Raises
-    :class:`ConfigError`."""
-    if not (table.hosts or any(rank.renders_elsewhere for rank in table.ranks)):
+def hosts_of(
+    config: schema.Config, processes: Group, environment: Mapping[str, str] = os.environ
+) -> tuple[SimulatorHost, ...]:  # fmt: skip
+    """Returns the simulator hosts that the placement gives a process of a run; none: its workers are its own.
+
+    Args:
+        processes: all, or those of a role.
+    """
+    described = nodes_of(environment)
+    if config.cluster.component_placement is None or not described or not processes.here:
+        return ()
+    return _placed(config, described).hosts_of(processes.members[processes.rank])
+
+
+def most_hosts(config: schema.Config, processes: Group) -> int:
+    """Returns how many simulator hosts the placement gives a process, at most."""
+    if config.cluster.component_placement is None:
+        return 0
+    found = table_of(config, processes)
+    return max(len(found.hosts_of(rank.rank)) for rank in found.ranks)
+
+
+def software_of(config: schema.Config, environment: Mapping[str, str] = os.environ) -> Mapping[str, NodeSoftware]:
+    """Returns what processes run with, by the name of a node, as far as node groups say it."""
+    described = nodes_of(environment)
+    return _placed(config, described).software if config.cluster.node_groups and described else {}
+
+
+def _plans_hosts(config: schema.Config) -> bool:
+    """Returns whether the placement gives simulators nodes of their own, on a cluster as the keys describe it."""
+    try:
+        return bool(_placed(config, _described(config.cluster)).hosts)
+    except ConfigError:  # the nodes that there are show it better
+        return False
+
+
+def _only_by_ray(config: schema.Config) -> ConfigError:
+    return ConfigError(
+        f"{PLACEMENT} gives {placed(config.cluster)[1]['env'].said}, nodes without processes, on which only Ray's "
+        "launcher can start simulators",
+        "set cluster.launcher=ray, on a node of a Ray cluster",
+    )
+
+
+def refuse_unbuilt(config: schema.Config, table: PlacementTable, launcher: Launcher) -> None:
+    """Refuses what can be planned and not be run: simulators on other devices, hosts and interpreters that the launcher
+    cannot start. Raises :class:`ConfigError`."""
+    if launcher != "ray":
+        if table.hosts:
+            raise _only_by_ray(config)
+        if any(one.python or one.variables for one in table.software.values()):
+            raise ConfigError(
+                f"{GROUPS} has env_configs, and only Ray's launcher gives a node interpreter and variables of its own",
+                "set cluster.launcher=ray, or leave env_configs out; env.python is the interpreter of simulators",
+            )
+    if not any(rank.renders_elsewhere for rank in table.ranks):
         return
-    places = placed(config.cluster)[1].values()
-    everything = (None, tuple(range(len(table.ranks))))
-    first = next((one for one in places if one.groups or one.ranks.numbers not in everything), None)
     raise ConfigError(
-        f"{PLACEMENT} gives {first.said if first else 'roles'}, and each process that collects has its "
+        f"{PLACEMENT} gives {placed(config.cluster)[1]['env'].said}, and each process that collects has its "
         "simulators beside it, on its own device",
-        "give env the processes of rollout; env.render_gpus chooses GPUs for simulators",
+        "leave env out, or give it what rollout has; env.render_gpus chooses GPUs for simulators",
     )
 
 
 def check(config: schema.Config, processes: Group) -> None:
     """Refuses placements that cannot be, and those that cannot be run. Raises :class:`ConfigError`."""
     if not isinstance(processes, Planned):
-        refuse_unbuilt(config, table_of(config, processes))
+        refuse_unbuilt(config, table_of(config, processes), processes.launcher)
 
 
 def rows(config: schema.Config, processes: Group) -> list[list[str]]:

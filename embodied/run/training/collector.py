@@ -68,7 +68,7 @@ class Collector:
         """
 
         def start() -> None:
-            if self._simulators.hosts.here:
+            if self._simulators.collecting.here:
                 self._workers = self._simulators.open(self._side, self._sizes.rows)
 
         self._simulators.gather(stop, start)
@@ -130,16 +130,16 @@ class Collector:
 
     def _share(self, plan: Sequence[Episode], kept: Sequence[EpisodeResult] = ()) -> list[Episode]:
         """Returns this process's part of a plan, in the rows that ``kept`` leaves to each process."""
-        hosts = self._simulators.hosts
-        each = hosts.divide(self._sizes.groups)
-        room = [each - dynamic_sampling.num_groups(kept, rank) for rank in hosts.members]
-        return hosts.share(plan, lambda episode: episode.group_id, room)
+        collecting = self._simulators.collecting
+        each = collecting.divide(self._sizes.groups)
+        room = [each - dynamic_sampling.num_groups(kept, rank) for rank in collecting.members]
+        return collecting.share(plan, lambda episode: episode.group_id, room)
 
     def _collect(
         self, iteration: int, job: Job, stop: Interruptible, held: Sequence[EpisodeResult], ended: Callable[[], None]
     ) -> Collected:  # fmt: skip
         algorithm, side = self._config.algorithm, self._side
-        processes, hosts = self._simulators.processes, self._simulators.hosts
+        processes, collecting = self._simulators.processes, self._simulators.collecting
         penalty = self._config.reward.overlong_penalty
         most = algorithm.sampling_params.max_new_tokens
         limit = longest(self._simulators.model.policy.spec, side.max_steps, most)
@@ -175,7 +175,7 @@ class Collector:
         greedy, returned = list[EpisodeResult](), None
         if algorithm.adv_type == "remax":  # first, because rows of its records need not stay
             plan = dynamic_sampling.greedy_plan(self.plan(iteration))
-            greedy = run(plan, hosts.share(plan), _greedy(job), f"{title}, greedy")
+            greedy = run(plan, collecting.share(plan), _greedy(job), f"{title}, greedy")
             returned = dynamic_sampling.baselines(greedy, penalty, limit)
         most = algorithm.max_sampling_rounds if algorithm.dynamic_sampling else 1
         judge = dynamic_sampling.make_judge(algorithm, penalty, limit)
@@ -243,7 +243,7 @@ class Collector:
         return Job(
             sampling(config.algorithm.sampling_params, config.algorithm.logprob_dtype), config.runner.seed,
             Stream.TRAIN_NOISE, weight_version, side.max_steps, keep_records=True,
-            num_slots=self._simulators.hosts.divide(side.config.total_num_envs),
+            num_slots=self._simulators.collecting.divide(side.config.total_num_envs),
             ignore_terminations=side.config.ignore_terminations, auto_reset=side.config.auto_reset,
             value_truncated=bootstraps, value_terminated=bootstraps and always, retry_safe=side.spec.retry_safe,
             info_on_video=side.config.video_cfg.info_on_video, frame_interval=side.config.video_cfg.interval,

@@ -198,3 +198,16 @@ def slots_of(worker: int, slots: int, workers: int, batch: bool) -> tuple[int, .
     if batch:
         return tuple(range(worker * slots // workers, (worker + 1) * slots // workers))
     return tuple(range(worker, slots, workers))
+
+
+def slots_by_share(worker: int, slots: int, shares: Sequence[int], batch: bool) -> tuple[int, ...]:
+    """The slots that a worker hosts, in proportion to the shares of all workers.
+
+    >>> [slots_by_share(worker, 6, (2, 4), False) for worker in range(2)], slots_by_share(1, 3, (2, 4), True)
+    ([(1, 4), (0, 2, 3, 5)], (1, 2))
+    """
+    owners: list[int] = []
+    for _ in range(slots):
+        owners.append(min(range(len(shares)), key=lambda one: (owners.count(one) + 1) / shares[one]))
+    owners = sorted(owners) if batch else owners
+    return tuple(slot for slot, owner in enumerate(owners) if owner == worker)

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 
 from embodied.errors import EmbodiedError
 from embodied.runtime.channel import Completion
-from embodied.runtime.pool.placement import slots_of
+from embodied.runtime.pool.placement import slots_by_share, slots_of
 from embodied.runtime.pool.process import PoolConfig
 from embodied.runtime.pool.supervise import Supervisor
 from embodied.runtime.ports import Event
@@ -56,6 +56,7 @@ class HostsConfig:
         gpus: on which workers render; None = those that the host's process may use.
         forks: workers are forked.
         elsewhere: each host has a machine of its own. Else they share the cores of one.
+        shares: of the slots, in proportion, one a host; (): equal ones.
     """
 
     pool: PoolConfig
@@ -65,6 +66,7 @@ class HostsConfig:
     gpus: tuple[int, ...] | None = None
     forks: bool = False
     elsewhere: bool = False
+    shares: tuple[int, ...] = ()
 
 
 class Fleet:
@@ -108,7 +110,12 @@ class Fleet:
     # -- starting and losing ---------------------------------------------------------------------------------------
 
     def _start(self, index: int, avoid: AbstractSet[str]) -> None:
-        slots = slots_of(index, self._num_slots, self._config.hosts, self._config.pool.batch)
+        count, batch, shares = self._num_slots, self._config.pool.batch, self._config.shares
+        slots = (
+            slots_by_share(index, count, shares, batch) if shares else slots_of(index, count, self._config.hosts, batch)
+        )
+        if not slots:
+            return
         self._retry.pop(index, None)
         peer = Peer(index, slots, self._job(index, len(slots)), self._rows, self._say, self._tell)
         self.peers[index] = peer

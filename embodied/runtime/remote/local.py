@@ -13,6 +13,7 @@ from pathlib import Path
 
 from embodied.errors import WorkerDiedError, WorkerError, WorkerHungError
 from embodied.lib.child import Child, how_it_ended, tail
+from embodied.parallel.placement.table import NodeSoftware
 from embodied.runtime.remote.starter import Address, HostJob, StartedHost
 
 
@@ -41,10 +42,12 @@ class LocalStarter:
     Args:
         start_s: seconds in which a host must listen; it builds no simulator before.
         bind: address of this machine at which hosts listen.
+        software: of the hosts; None = that of this process.
     """
 
-    def __init__(self, start_s: float = 60.0, bind: str = "127.0.0.1") -> None:
+    def __init__(self, start_s: float = 60.0, bind: str = "127.0.0.1", software: NodeSoftware | None = None) -> None:
         self._start_s, self._bind = start_s, bind
+        self._software = software or NodeSoftware()
 
     def start(self, index: int, job: HostJob, key: bytes, avoid: AbstractSet[str]) -> StartedHost:
         """Starts a child process. See :class:`embodied.runtime.remote.starter.HostStarter`."""
@@ -53,10 +56,16 @@ class LocalStarter:
         with open(read, encoding="utf-8") as reading:
             try:
                 with log.open("ab") as output:
-                    command = [sys.executable, "-m", "embodied.runtime.remote.serve", str(write), self._bind]
+                    command = [
+                        self._software.python or sys.executable,
+                        "-m",
+                        "embodied.runtime.remote.serve",
+                        str(write),
+                        self._bind,
+                    ]
                     process = Child(
                         command, stdin=subprocess.PIPE, stdout=output, stderr=output, pass_fds=(write,),
-                        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                        env={**os.environ, "PYTHONUNBUFFERED": "1", **self._software.variables},
                     )  # fmt: skip
             finally:
                 os.close(write)

@@ -11,7 +11,10 @@ from logged import VARYING
 from embodied import train
 from embodied.errors import ConfigError
 from embodied.parallel.group import Group
+from embodied.parallel.placement.table import SimulatorHost
 from embodied.run.build.preflight import check
+from embodied.run.placement import table
+from embodied.runtime.remote.peer import Peer
 from embodied.schema.compose.compose import compose
 
 CONFIG = str(Path(__file__).parents[2] / "config")
@@ -48,6 +51,17 @@ def test_training_evaluation_and_videos_are_those_of_a_run_with_its_own_workers(
     assert same == files
     assert {path.parent.name for path in Path("runs/hosts/logs").rglob("worker-*.log")} == {"host-00", "host-01"}
     assert not [*Path("runs/hosts/logs").rglob(".seen-by-hosts-*")]
+
+
+def test_hosts_of_the_placement_have_its_slots(monkeypatch: pytest.MonkeyPatch):
+    """Who starts them is no matter of theirs: here it is this process."""
+    placed = (SimulatorHost("b", 0, 0, 3), SimulatorHost("c", 0, 3, 1))
+    monkeypatch.setattr(table, "hosts_of", lambda config, processes: placed)
+    given: list[list[int]] = []
+    start = Peer.start
+    monkeypatch.setattr(Peer, "start", lambda peer, *how: (given.append([*peer.slots]), start(peer, *how))[1])
+    run("placed")
+    assert given[:2] == [[0, 1, 2], [3]]
 
 
 @pytest.mark.parametrize(

@@ -71,8 +71,8 @@ class ClusterConfig(Section):
         None,
         description="Which devices do what: all, or {actor: 0-3, rollout: 4-7, env: 4-7}, with ranges and lists, or "
         "{node_group: LABEL, placement: 0-3}. actor trains, rollout acts, env are the simulators, beside the devices "
-        "of rollout or on nodes without any; inference, critic and reference go with actor, reward with rollout. "
-        "null = each device does everything.",
+        "of rollout or, with launcher=ray, on nodes without any; inference, critic and reference go with actor, reward "
+        "with rollout. null = each device does everything.",
     )
     node_groups: list[NodeGroupConfig] | None = Field(
         None,
