@@ -130,7 +130,7 @@ def test_slots_timing_and_killed_workers_change_no_bit(monkeypatch, more):
     other = ("env.train.total_num_envs=8", "algorithm.rollout_epoch=2", "env.num_workers=2")
     uneven = ("env.train._target_=uneven_envs.Erratic", "env.max_worker_restarts=1000", "runner.val_check_interval=2")
     assert run(*more, *other, *uneven, name="rough") == 0
-    assert sum(row["rollout/worker_restarts"] for row in rows_of("runs/rough")) > 1
+    assert sum(row["rollout/worker_restarts"] for row in rows_of("runs/rough")) > 0
     (calm, weights), (rough, others) = outcome("calm"), outcome("rough")
     for row in (*calm, *rough):
         for varies in ("rollout/worker_restarts", "eval/worker_restarts"):

