@@ -59,6 +59,12 @@ def parts_used(path: Path) -> set[str]:
 NOT_RUNTIME = {"envs": 99, "models": 99}
 
 
+def test_no_two_test_files_have_one_name():
+    """pytest imports them by name: the second of one name is not collected."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_every_part_has_a_layer():
     parts = {part(path) for path in modules(PACKAGE)} - {"__init__"}
     assert parts <= set(LAYERS)

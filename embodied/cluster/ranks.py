@@ -143,10 +143,6 @@ class Ranks:
                 kept.append(line.decode(errors="replace").rstrip("\n"))
                 self._tell(Line(rank, kept[-1]))
 
-    def run(self) -> bool:
-        """Returns whether a rank has not ended, or its end was not told yet."""
-        return any(thread.is_alive() for thread in self._watching)
-
     def signal(self, number: int) -> None:
         """Signals the ranks alone, not what they have started."""
         for child in self._children:

@@ -43,9 +43,11 @@ def order(code: str, tmp_path: Path, each: int = 2, **how: object) -> Order:
 def told(ranks_of: Order) -> list[Event]:
     events: queue.SimpleQueue[Event] = queue.SimpleQueue()
     ranks = Ranks(ranks_of, events.put)
-    wait_for(lambda: not ranks.run(), ENDS_S)
+    found: list[Event] = []
+    while sum(isinstance(event, Ended) for event in found) < ranks_of.each:
+        found.append(events.get(timeout=ENDS_S))
     ranks.close()
-    return [events.get() for _ in range(events.qsize())]
+    return found
 
 
 def test_a_rank_has_the_variables_of_torchrun(tmp_path):

@@ -136,8 +136,7 @@ def footprint(
     _add_engine(more, engine if on_gpu else None, config.rollout.enable_offload)
     if not acts:
         more.pop("act")
-    judges = acts and config.reward.use_reward_model
-    judges = judges and not (config.runner.only_eval or config.runner.task.supervised)
+    judges = acts and _judges(config)
     judge = of_reward_model(config.reward.model, processes.of("rollout").size) if judges else None
     if judge is not None:
         _add_reward_model(parts, more, judge, on_gpu)
@@ -169,6 +168,11 @@ def footprint(
         "simulators": UNKNOWN in (pool.says for pool in pools),
     }
     return Footprint(fullest, device, host, pools, tuple(name for name, lacks in not_counted.items() if lacks))
+
+
+def _judges(config: schema.Config) -> bool:
+    """Whether a reward model scores the answers of a run."""
+    return config.reward.use_reward_model and not (config.runner.only_eval or config.runner.task.supervised)
 
 
 def _acting(weights: Weights, roles: frozenset[Role]) -> dict[str, int]:
