@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -48,14 +49,15 @@ class Steps:
             return float(json.loads(done.read_text(encoding="utf-8"))["wall_s"])
         command = [sys.executable, "-m", f"embodied.{module}", *arguments]
         print("$ python " + " ".join(command[1:]), flush=True)
-        begun = time.monotonic()
+        begun, used = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
         with (self.out / f"{name}.log").open("w", encoding="utf-8") as log:
             status = subprocess.run(command, cwd=self.out, stdout=log, stderr=subprocess.STDOUT).returncode
         if status:
             raise SystemExit(f"{name} ended with status {status}: {self.out / name}.log")
-        wall = time.monotonic() - begun
-        load = os.getloadavg()[1]
-        done.write_text(json.dumps({"command": command[1:], "wall_s": wall, "load": load}) + "\n", encoding="utf-8")
+        wall, now = time.monotonic() - begun, resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime  # of one run at a time
+        facts = {"command": command[1:], "wall_s": wall, "cpu_s": cpu, "load": os.getloadavg()[1]}
+        done.write_text(json.dumps(facts) + "\n", encoding="utf-8")
         return wall
 
     def evaluate(self, name: str, experiment: str, checkpoint: Path, episodes: int = EPISODES) -> None:
