@@ -1,4 +1,4 @@
-"""What older weights buy and cost where a run learns: ``make train``'s training with ``algorithm.max_staleness`` 0 to 2.
+"""What older weights buy and cost where a run learns: ``make train``'s training with ``max_staleness`` 0 to 2.
 
     python benchmarks/staleness_quickstart.py --out /tmp/staleness            # three seeds of each, one after the other
     python benchmarks/staleness_quickstart.py --out /tmp/staleness --report   # the report of what is there
