@@ -55,8 +55,8 @@ class Saves:
         self._saved_at = monotonic()
 
     def resume(self) -> tuple[int, dict[str, str]]:
-        """Loads the newest whole checkpoint of this run if there is one. A collective of all processes: rank 0 says what
-        those that train found, also if it is none of them.
+        """Loads the newest whole checkpoint of this run if there is one. A collective of all processes: rank 0 says
+        what those that train found, also if it is none of them.
 
         Returns:
             iterations that are done, and the ids under which the trackers know the run.
