@@ -212,12 +212,13 @@ class Driver:
         if self._places is not None:
             described = self._places.described
         software = [self._software(node) for node in self._nodes]
+        threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}  # agents have what Ray has set there
         orders = [
             Order(
                 self._plan.arguments, "ray", place * shape.each, shape.each, place, shape.size,
                 self._nodes[0].address, port, self._plan.folder, str(Path(self._plan.run, "logs")), self._plan.grace_s,
                 self._head, self._nodes[place].address, described, software[place].python or "",
-                dict(software[place].variables),
+                {**threads, **software[place].variables},
             )
             for place in range(shape.nodes)
         ]  # fmt: skip

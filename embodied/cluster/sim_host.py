@@ -9,20 +9,19 @@ The node is chosen here, not by Ray: Ray takes a dead node for alive for seconds
 from __future__ import annotations
 
 import pickle
-import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from embodied.errors import ClusterError, EmbodiedError, WorkerDiedError
 from embodied.parallel.placement.table import NodeSoftware, by_name
+from embodied.runtime.remote.folders import temporary_folder
 from embodied.runtime.remote.local import LocalStarter
 from embodied.runtime.remote.starter import Address, HostJob, StartedHost
 
@@ -83,6 +82,7 @@ class SimHost:
     def __init__(self, address: str, start_s: float, software: NodeSoftware | None = None) -> None:
         self._starter = LocalStarter(start_s, address, software)
         self._host: StartedHost | None = None
+        self._own = ExitStack()  # a folder for its logs
 
     def start(self, index: int, job: bytes, key: bytes) -> tuple[str, int]:
         """Starts the host; returns the address at which it listens.
@@ -92,13 +92,19 @@ class SimHost:
         """
         host_job: HostJob = pickle.loads(job)
         if not host_job.pool.log_dir.is_dir():
-            folder = Path(tempfile.mkdtemp(prefix="embodied-host-"))
+            folder = self._own.enter_context(temporary_folder())
             host_job = replace(host_job, pool=replace(host_job.pool, log_dir=folder))
         self._host = self._starter.start(index, host_job, key, frozenset())
         return self._host.address.host, self._host.address.port
 
     def tail(self) -> str:
         return "" if self._host is None else self._host.tail()
+
+    def close(self) -> None:
+        """Ends the host and removes its folder."""
+        if self._host is not None:
+            self._host.stop()
+        self._own.close()
 
 
 class RayHost:
@@ -116,9 +122,14 @@ class RayHost:
         return f"(node {self.node} does not answer)"
 
     def stop(self) -> None:
-        """Ends the host with its actor."""
+        """Ends the host with its actor, in a thread: a node that is gone does not answer."""
+        threading.Thread(target=self._end, daemon=True, name=f"end of a host on {self.node}").start()
+
+    def _end(self) -> None:
         import ray
 
+        with suppress(ray.exceptions.RayError, ValueError):
+            ray.wait([self._actor.close.remote()], timeout=TAIL_S)
         with suppress(ray.exceptions.RayError, ValueError):
             ray.kill(self._actor)
 

@@ -60,6 +60,15 @@ def test_a_rank_has_the_variables_of_torchrun(tmp_path):
     assert "RAY_ADDRESS" not in variables
 
 
+@pytest.mark.parametrize(
+    ("base", "own", "threads"), [({}, {}, "1"), ({"OMP_NUM_THREADS": "4"}, {}, "4"),
+                                 ({"OMP_NUM_THREADS": "4"}, {"OMP_NUM_THREADS": "3"}, "3")],
+)  # fmt: skip
+def test_a_rank_has_one_thread_unless_the_user_says_otherwise(tmp_path, base, own, threads):
+    given = order("", tmp_path, variables=own)
+    assert environment_of(given, 0, tmp_path / "error", base)["OMP_NUM_THREADS"] == threads
+
+
 def test_a_rank_of_ray_knows_the_head_its_node_and_all_nodes(tmp_path):
     nodes = [Node("a", 2), Node("b", 2)]
     given = order("", tmp_path, head="198.18.0.1:6379", own="198.18.0.2", nodes=nodes_as_text(nodes))

@@ -103,12 +103,16 @@ def test_two_train(kind, strategy):
 
 @pytest.mark.slow
 def test_a_run_goes_on_in_another_placement():
-    options = ("algorithm.max_staleness=1", "actor.optim.ema_decay=0.5", "runner.save_interval=1")
+    often = ("runner.save_interval=1", "runner.val_check_interval=1")  # a run evaluates at its end in any case
+    options = ("algorithm.max_staleness=1", "actor.optim.ema_decay=0.5", *often)
     together(*options, "runner.max_epochs=4", name="whole")
     together(*options, "runner.max_epochs=1", name="moved", size=2, placement="{rollout: 0, actor: 1}")
     together(*options, "runner.max_epochs=2", name="moved")
     together(*options, "runner.max_epochs=4", name="moved", size=3, placement=APART_2)
     same("moved", "whole")
+    said = Path("out").read_text(encoding="utf-8")
+    assert "going on after iteration 2, from " in said, "rank 0, which only collects, says it"
+    assert "processes that train:" not in said, "one trains all the time"
 
 
 SLOW = (*COMMON, "env.train.step_s=0.01", "runner.max_epochs=500", "runner.save_interval=1", "cluster.timeout_s=60")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 
@@ -19,6 +20,11 @@ from embodied.run.folder.folder import RunFolder
 from embodied.run.folder.reporter import Reporter
 from embodied.run.folder.rescheduled import rescheduled
 from embodied.schema import Config, RunnerConfig
+
+OTHER_RANKS = (
+    "processes that train: {} so far, {} from here on. Sums have another order, so numbers differ in their last digits "
+    "from those of a run that keeps its processes"
+)
 
 
 class Saves:
@@ -49,36 +55,46 @@ class Saves:
         self._saved_at = monotonic()
 
     def resume(self) -> tuple[int, dict[str, str]]:
-        """Loads the newest whole checkpoint of this run if there is one.
+        """Loads the newest whole checkpoint of this run if there is one. A collective of all processes: rank 0 says
+        what those that train found, also if it is none of them.
 
         Returns:
             iterations that are done, and the ids under which the trackers know the run.
         """
+        console, said = self._reporter.console, list[str]()
+        if self._world is None or self._among is None:
+            return self._resume(console.say)
+        found = (0, dict[str, str]()) if self._elsewhere else self._resume(said.append)
+        for text in self._world.of_rank(said, self._among.members[0]):
+            console.say(text)
+        return found
+
+    def _resume(self, say: Callable[[str], None]) -> tuple[int, dict[str, str]]:
         iteration, ids = 0, dict[str, str]()
-        if self._elsewhere:
-            return iteration, ids
         self.checkpoints.clean()
-        found = collectives.of_first(self._to_resume, among=self._among)
+        found = collectives.of_first(lambda: self._to_resume(say), among=self._among)
         if found is not None:
             with self._reporter.console.progress(f"loading {found}", brief=True):
                 meta = loading.resume(found, self._learner, self._runner.checkpoint.load_contents, self._among)
             iteration, ids = meta.iteration, meta.trackers
             self._sharding.check()
-            self._reporter.console.say(f"going on after iteration {iteration}, from {found}")
+            say(f"going on after iteration {iteration}, from {found}")
+            if (now := collectives.count(self._among)) != meta.ranks:
+                say(OTHER_RANKS.format(meta.ranks, now))
             if missing := [part for part in PARTS if part not in self._runner.checkpoint.load_contents]:
-                self._reporter.console.say(f"begun anew (runner.checkpoint.load_contents): {', '.join(missing)}")
+                say(f"begun anew (runner.checkpoint.load_contents): {', '.join(missing)}")
             if text := rescheduled(self._earlier, self._config, iteration):
-                self._reporter.console.say(text)
+                say(text)
             self._saved = (iteration, meta.steps)
             if collectives.here(self._among) == 0:
                 self.exporter.missing(found)
         self._saved_at = monotonic()
         return iteration, ids
 
-    def _to_resume(self) -> Path | None:
+    def _to_resume(self, say: Callable[[str], None]) -> Path | None:
         resume_dir = self._runner.resume_dir
         if resume_dir == "auto":
-            newest = self.checkpoints.newest_loadable(self._reporter.console.say)
+            newest = self.checkpoints.newest_loadable(say)
             return newest[0] if newest else None
         if resume_dir is not None:
             return Path(resume_dir)

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import select
 import sys
-import tempfile
 import threading
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from embodied.observe.video.video import Video
@@ -26,6 +24,7 @@ from embodied.runtime.pool.fork_server import ForkServer
 from embodied.runtime.pool.placement import visible_gpus
 from embodied.runtime.pool.pool import Pool, PoolConfig, num_workers
 from embodied.runtime.ports import Back, Event, Lost
+from embodied.runtime.remote.folders import temporary_folder
 from embodied.runtime.remote.starter import Address, HostJob
 from embodied.runtime.remote.wire import frames
 from embodied.runtime.remote.wire.frames import ATTEMPT, COMMAND, COMPLETION, DamagedFrame, Frame, FrameKind, Rows
@@ -106,7 +105,7 @@ class Host:
         self._shares_folder = (config.log_dir / job.proof).is_file()
         logs = config.log_dir
         if not self._shares_folder:
-            logs = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="embodied-host-")))
+            logs = opened.enter_context(temporary_folder())
         gpus = visible_gpus() if job.gpus is None else job.gpus
         workers = config.num_workers or (max(1, len(gpus)) if config.batch else None)
         return replace(config, log_dir=logs, gpus=gpus, num_workers=num_workers(workers, self._slots, config.ranks))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import queue
 import select
 import socket
@@ -136,6 +137,29 @@ def test_who_is_no_host_is_told_so():
         threading.Thread(target=web, daemon=True).start()
         with pytest.raises(NotOpened, match="no simulator host"):
             dial(Address(*listening.getsockname()), KEY, SESSION, 0, FAR)
+
+
+def test_a_connection_that_could_not_be_accepted_is_not_the_last(door, monkeypatch):
+    """As with no file descriptor left. The first accept waits already, and it is that of the socket."""
+    failed = threading.Event()
+
+    class Fails:
+        def __getattr__(self, name):
+            return getattr(listening, name)
+
+        def accept(self):
+            if not failed.is_set():
+                failed.set()
+                raise OSError(errno.EMFILE, "Too many open files")
+            return listening.accept()
+
+    listening = door._listening
+    monkeypatch.setattr(door, "_listening", Fails())
+    answer(door)
+    dial(door.address, KEY, SESSION, 0, FAR).socket.close()
+    assert failed.wait(FAR)
+    answer(door)
+    dial(door.address, KEY, SESSION, 0, FAR).socket.close()
 
 
 def test_strangers_do_not_harm_the_door(door):

@@ -28,6 +28,7 @@ from embodied.runtime.remote.wire.frames import PROTOCOL
 
 HELLO_S = 5.0  # seconds that the peer may take for its part
 AT_ONCE = 16  # connections that are being opened at the same time; others wait
+PAUSE_S = 0.1  # after a connection that could not be accepted, e.g. for want of file descriptors
 
 _MAGIC = b"embodied-host\0\0\0"
 _HELLO = struct.Struct("<16sH32s32s16sQ")  # magic, protocol, version, random number, session, frames taken
@@ -123,7 +124,7 @@ class Door:
         self.address = Address(*self._listening.getsockname()[:2])
         self._callers: queue.SimpleQueue[Caller] = queue.SimpleQueue()
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._free = threading.Semaphore(AT_ONCE)
+        self._free, self._closed = threading.Semaphore(AT_ONCE), threading.Event()
         threading.Thread(target=self._listen, daemon=True, name="door").start()
 
     def fileno(self) -> int:
@@ -142,6 +143,7 @@ class Door:
 
     def close(self) -> None:
         """Stop listening."""
+        self._closed.set()
         with suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)  # close alone does not wake the thread
         self._listening.close()
@@ -152,7 +154,10 @@ class Door:
             try:
                 connection, peer = self._listening.accept()
             except OSError:
-                return
+                if self._closed.wait(PAUSE_S):
+                    return
+                self._free.release()
+                continue
             threading.Thread(target=self._open, args=(connection, peer), daemon=True, name="caller").start()
 
     def _open(self, connection: socket.socket, peer: object) -> None:
