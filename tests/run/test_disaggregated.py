@@ -103,7 +103,8 @@ def test_two_train(kind, strategy):
 
 @pytest.mark.slow
 def test_a_run_goes_on_in_another_placement():
-    options = ("algorithm.max_staleness=1", "actor.optim.ema_decay=0.5", "runner.save_interval=1")
+    often = ("runner.save_interval=1", "runner.val_check_interval=1")  # the last iteration is evaluated in any case
+    options = ("algorithm.max_staleness=1", "actor.optim.ema_decay=0.5", *often)
     together(*options, "runner.max_epochs=4", name="whole")
     together(*options, "runner.max_epochs=1", name="moved", size=2, placement="{rollout: 0, actor: 1}")
     together(*options, "runner.max_epochs=2", name="moved")
