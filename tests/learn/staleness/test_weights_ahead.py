@@ -10,6 +10,7 @@ import torch
 from ranks import on_ranks
 
 from embodied.errors import RankError, RanksDifferError
+from embodied.learn.ranks import buckets
 from embodied.learn.ranks.beside import Beside
 from embodied.learn.ranks.sides import followers
 from embodied.learn.ranks.weights import Receiver, Sender
@@ -44,6 +45,7 @@ def ends(world: Group, seconds: float | None = None):
 
 def two_ahead(world: Group):
     """Versions 3 and 4 go ahead; each process gives back what acted before, in between, and at the end."""
+    buckets.BUCKET = 1024  # some tensors have one for themselves, and are not copied unless they are kept
     link, own = ends(world)
     seen = [values(own)]
     if isinstance(link, Sender):
