@@ -44,6 +44,10 @@ class Acting:
         with ``max_staleness`` before the update that runs beside it."""
         self.version = version
 
+    def takes(self, iteration: int) -> bool:
+        """Returns whether the rollout of ``iteration`` takes the weights that are present at :meth:`begin`."""
+        return True
+
     def use(self, version: int) -> None:
         """Gives :attr:`policy` the weights of ``version``, where several act at a time."""
 
@@ -85,8 +89,11 @@ class Exchanged(Acting):
         super().__init__(policy)
         self._interval, self._older = interval, OtherWeights(policy)
 
+    def takes(self, iteration: int) -> bool:
+        return iteration % self._interval == 0
+
     def begin(self, iteration: int, version: int) -> None:
-        if iteration % self._interval == 0:
+        if self.takes(iteration):
             self._take(version)
 
     def _take(self, version: int) -> None:

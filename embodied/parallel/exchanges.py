@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -73,12 +73,25 @@ class Exchanges:
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         """Overwrites ``tensor`` with that of rank 0 of the group."""
-        if self.size > 1:
-            import torch.distributed as dist
-
-            with collective(self.members[self.rank]):
-                dist.broadcast(tensor, src=self.members[0], group=self._processes)
+        self.begin_broadcast(tensor)()
         return tensor
+
+    def begin_broadcast(self, tensor: Tensor) -> Callable[[], None]:
+        """Begins to overwrite ``tensor`` with that of rank 0 of the group. What is returned waits until that is done;
+        until then nobody changes the tensor."""
+        if self.size == 1:
+            return lambda: None
+        import torch.distributed as dist
+
+        rank = self.members[self.rank]
+        with collective(rank):
+            work = dist.broadcast(tensor, src=self.members[0], group=self._processes, async_op=True)
+
+        def wait() -> None:
+            with collective(rank):
+                work.wait()
+
+        return wait
 
     def exchange(self, sent: Tensor, to: Sequence[int], of: Sequence[int]) -> Tensor:
         """Sends each rank its part of a flat tensor. Returns what all have sent to this one, by rank.

@@ -8,12 +8,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from ranks import on_ranks
 
 from embodied.errors import RankError, RanksDifferError
+from embodied.learn.ranks.buckets import ALIGNED, BUCKET, buckets, pack
 from embodied.learn.ranks.deal import Dealer
 from embodied.learn.ranks.sides import followers
-from embodied.learn.ranks.weights import BUCKET, Receiver, Sender, buckets
+from embodied.learn.ranks.weights import Receiver, Sender
 from embodied.parallel.group import Group
 from embodied.testing import FakePolicy
 from embodied.types import ArraySpec, Episode, EpisodeResult, Start
@@ -94,7 +97,7 @@ def sent(world: Group, damage: bool, checks: bool):
     group, policy = followers(world), FakePolicy(seed=0)
     own = named(policy)
     if world.of("train").here:
-        sender = Sender(group, {name: p.dtype for name, p in own.items()}, checks)
+        sender = Sender(group, Group(), {name: p.dtype for name, p in own.items()}, checks)
         with torch.no_grad():
             sender.send(own, 0)  # they are there
             for tensor in own.values():
@@ -102,11 +105,11 @@ def sent(world: Group, damage: bool, checks: bool):
             for _ in range(2):
                 sender.send(own, 7)
         return own, sender.take_metrics()["rollout/weight_sync_bytes"], group.members
-    receiver = Receiver(group, policy, checks)
+    receiver = Receiver(group, Group(), policy, checks)
     assert receiver.receive() == 0
     if damage and world.rank == 2:
-        fill = receiver._fill
-        receiver._fill = lambda parameters: (fill(parameters), parameters[-1].add_(1))
+        begin = group.begin_broadcast
+        group.begin_broadcast = lambda tensor: damaged(tensor, begin(tensor))
     found = None
     try:
         assert receiver.receive() == 7
@@ -114,6 +117,16 @@ def sent(world: Group, damage: bool, checks: bool):
         found = str(error)
     assert receiver.receive() == 7
     return found or named(policy)
+
+
+def damaged(tensor: torch.Tensor, wait):
+    """Waits for a tensor; another arrives if it is one of weights."""
+
+    def waits() -> None:
+        wait()
+        tensor.add_(tensor.is_floating_point())
+
+    return waits
 
 
 def test_weights_arrive_once_and_are_compared():
@@ -140,7 +153,7 @@ def waits(world: Group, seconds: float):
         group._processes = dist.new_group([0, 1], timeout=timedelta(seconds=seconds))
         if world.rank == 0:
             with pytest.raises(RankError, match="rank 0 waited for the other ranks in vain"):
-                Receiver(group, FakePolicy(), checks=True).receive()
+                Receiver(group, Group(), FakePolicy(), checks=True).receive()
         world.gather(None)
 
 
@@ -148,9 +161,23 @@ def test_weights_that_do_not_come_are_no_hang():
     on_ranks(waits, 2.0, connects=False)
 
 
+def named_in(tensors: dict[str, torch.Tensor]) -> list[list[str]]:
+    return [bucket.names for bucket in buckets(tensors, {name: tensor.dtype for name, tensor in tensors.items()})]
+
+
 def test_small_tensors_travel_together():
     tensors = {"a": torch.zeros(3), "b": torch.zeros(2, dtype=torch.int64), "c": torch.zeros(4)}
     large = torch.zeros(BUCKET // 4)
-    dtypes = {name: tensor.dtype for name, tensor in tensors.items()}
-    assert buckets(tensors, dtypes) == [["a", "c"], ["b"]]
-    assert buckets({**tensors, "d": large}, {**dtypes, "d": large.dtype}) == [["a", "c"], ["d"], ["b"]]
+    assert named_in(tensors) == [["a", "c"], ["b"]]
+    assert named_in({**tensors, "d": large}) == [["a", "c"], ["b"], ["d"]]
+
+
+@given(st.lists(st.tuples(st.integers(1, 40), st.sampled_from([torch.float32, torch.bfloat16, torch.int64]))))
+def test_tensors_lie_aligned_in_their_buckets(sizes):
+    tensors = {str(place): torch.full((size,), place, dtype=dtype) for place, (size, dtype) in enumerate(sizes)}
+    for bucket in buckets(tensors, {name: tensor.dtype for name, tensor in tensors.items()}):
+        own = [tensors[name] for name in bucket.names]
+        assert all(begin * bucket.dtype.itemsize % ALIGNED == 0 for begin in bucket.begins)
+        flat = pack(bucket, own, torch.zeros(bucket.elements + 3, dtype=bucket.dtype))
+        assert len(flat) == bucket.elements
+        assert all(map(torch.equal, bucket.parts(flat, own), own))

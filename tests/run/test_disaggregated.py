@@ -149,6 +149,16 @@ def test_an_update_that_fails_ends_all(staleness):
 
 
 @pytest.mark.slow
+def test_weights_that_went_ahead_and_do_not_arrive_end_all():
+    broken = ("actor.model._target_=ahead_policies.Withheld", "algorithm.max_staleness=1", "cluster.timeout_s=10")
+    with started(*SLOW, *broken, "cluster.component_placement={rollout: 0, actor: 1}") as process:
+        assert finished(process) != 0
+    error = Path("error").read_text(encoding="utf-8")
+    assert "rank 0 waited for the other ranks in vain" in error
+    assert "rank      : 0 " in error[error.index("Root Cause") :]
+
+
+@pytest.mark.slow
 def test_a_stop_ends_all_with_a_checkpoint():
     options = (*SLOW, f"cluster.component_placement={APART}")
     with started(*options) as process:

@@ -5,6 +5,7 @@
 | holds | the learner; weights that act, if they are older | the policy that acts: no optimizer, no gradients |
 | before a rollout or an evaluation | sends weights that are not there yet | receives them |
 | update | gets its records, trains, says what came of it | gives its records, waits for that |
+| after it, with ``max_staleness`` | sends weights ahead, beside the rollout that still runs | receives them |
 
 All processes make the same calls in the same order, so that each call may be a collective.
 """
@@ -39,14 +40,15 @@ class Links:
     """How the processes that train and those that only collect reach each other.
 
     Args:
-        weights, news: the first process that trains, and those that only collect; for weights, and for what came of an
-            update, which another thread may exchange.
+        weights, ahead, news: the first process that trains, and those that only collect; for weights, for those that
+            go ahead, and for what came of an update. Threads of their own may exchange these.
         dtypes: of the trained tensors where they act, by name.
         checks: weights are compared before they act (``rollout.validate_weight``).
     """
 
     dealer: Dealer
     weights: Group
+    ahead: Group
     news: Group
     dtypes: Mapping[str, torch.dtype]
     checks: bool
@@ -75,6 +77,7 @@ class News:
     metrics: dict[str, float]
     batch: Batch
     state: dict[str, Any]  # of the learner: counts of its last update, weight version
+    ahead: int | None  # version of the weights that follow ahead of the rollout in which they act
 
 
 @dataclass
@@ -86,7 +89,7 @@ class TrainSide(Trainer):
     def __post_init__(self) -> None:
         links, average = self.links, self.actor.optim.ema_decay is not None
         acts = links.world.of("rollout").here
-        self._sender = Sender(links.weights, links.dtypes, links.checks)
+        self._sender = Sender(links.weights, links.ahead, links.dtypes, links.checks)
         self._took = self._sender.take_metrics()
 
         def sent(policy: Policy, staleness: int, interval: int, parallel: Parallel | None) -> Acting:
@@ -124,10 +127,21 @@ class TrainSide(Trainer):
         found |= self._took if self.algorithm.max_staleness else self._sender.take_metrics()
         ranks, rows = places_of(results)
         batch = replace(batch, ranks=ranks, rows=rows)
+        ahead = self.weight_version if self._goes_ahead(iteration) else None
         if news.here:
             news.of_first(News(found, batch, {"samples": self.samples, "flops": self.flops,
-                                              "weight_version": self.weight_version}))  # fmt: skip
+                                              "weight_version": self.weight_version}, ahead))  # fmt: skip
+        if ahead is not None:
+            assert isinstance(self.acting, Sent)
+            self.acting.send_ahead(self.policy, ahead)
         return found, batch
+
+    def _goes_ahead(self, iteration: int) -> bool:
+        """Returns whether the weights after an iteration's update act in the rollout after the one that runs now."""
+        follows = iteration + 2
+        if not self.algorithm.max_staleness or follows >= self.iterations or not self.acting.takes(follows):
+            return False
+        return not self._sender.is_there(self.weight_version)
 
     def shared(self) -> dict[str, Any]:
         """Returns what a process that only collects must know of a learner that was resumed."""
@@ -153,7 +167,8 @@ class RolloutSide:
 
     def __post_init__(self) -> None:
         links = self.links
-        self.acting: Acting = Received(self.policy, Receiver(links.weights, self.policy, links.checks).receive)
+        self._receiver = Receiver(links.weights, links.ahead, self.policy, links.checks)
+        self.acting: Acting = Received(self.policy, self._receiver.receive)
 
     def begin_rollout(self, iteration: int) -> None:
         """Does nothing: which weights act is chosen where they are learnt."""
@@ -177,6 +192,8 @@ class RolloutSide:
         news: News | None = self.links.news.of_first(None)
         if news is None:
             raise Stopped
+        if news.ahead is not None:
+            self._receiver.receive_ahead(news.ahead)
         self._take(news.state)
         self.cut_short = False
         return news.metrics, news.batch
@@ -212,4 +229,5 @@ def resumed(learner: Learner, iteration: int, ids: dict[str, str]) -> tuple[int,
 
 def links(dealer: Dealer, dtypes: Mapping[str, torch.dtype], checks: bool) -> Links:
     """Connects the processes. A collective of all of them."""
-    return Links(dealer, followers(dealer.world), followers(dealer.world), dtypes, checks)
+    weights, ahead, news = (followers(dealer.world) for _ in range(3))
+    return Links(dealer, weights, ahead, news, dtypes, checks)
