@@ -26,6 +26,7 @@ from embodied.run.build.shares import folder_of_rank
 from embodied.run.build.simulators import Simulators, open_fork_server
 from embodied.run.evaluation.conditions import episode_count
 from embodied.run.folder.beside.reports import Reports
+from embodied.run.folder.costs import Costs
 from embodied.run.folder.folder import RunFolder
 from embodied.run.folder.reporter import Expected, Reporter
 from embodied.run.memory.say import MemoryPlan, plan_dry_run
@@ -82,6 +83,8 @@ def open_session(
         place = opened.enter_context(
             open_folder(checked.composed, processes) if folder is None else closing(RunFolder(folder, None))
         )
+        if folder is None and not config.runner.dry_run:
+            reporter.costs = opened.enter_context(closing(Costs(place.path, processes)))
         answers = None if stand_in is None else stand_in()
         played = sides if played is None else played
         server = opened.enter_context(open_fork_server(config, played, processes, place.path, console))
@@ -91,6 +94,8 @@ def open_session(
             if answers is None
             else _in_place_of_a_policy(answers, processes, config.cluster.timeout_s)
         )
+        if reporter.costs is not None and answers is None:
+            reporter.costs.describe(model.policy, model.device)
         rank = folder_of_rank(place.path, processes)
         yield Session(
             reporter, place, server, memory, model, partial(open_engine, config, processes, model, rank, console)

@@ -1,7 +1,7 @@
 """The folder of one run: makes or reopens it, locks it, and refuses one that holds a run of another configuration.
 
 runs/NAME/  config.yaml  origins.json  metrics.jsonl  tensorboard/  checkpoints/000004/  eval/000004.json
-            logs/worker-00.log  starts.jsonl  report.html
+            logs/worker-00.log  starts.jsonl  costs.json  report.html
 """
 
 from __future__ import annotations

@@ -37,6 +37,14 @@ def record(folder: Path, command: str, processes: int) -> None:
         file.write(json.dumps(line) + "\n")
 
 
+def count(folder: Path) -> int:
+    """Counts the starts of a run that are recorded; 0 if there is no such file."""
+    try:
+        return (folder / FILE).read_text(encoding="utf-8", errors="replace").count("\n")
+    except OSError:
+        return 0
+
+
 def versions() -> dict[str, str]:
     """Returns the versions of Python, this package and what it computes with, by name, as far as they are installed."""
     return dict(_versions())

@@ -26,6 +26,7 @@ from embodied.observe.trackers.services import About
 from embodied.observe.trackers.trackers import Trackers, make_trackers
 from embodied.parallel.group import Group
 from embodied.protocols import Cell
+from embodied.run.folder.costs import Costs
 from embodied.run.folder.pace import Pace, skipped_updates, starved
 from embodied.run.folder.profiling import marks, profiled
 from embodied.runtime.rollout.rollout import Job
@@ -61,7 +62,12 @@ class Reporter:
         processes: those of the run.
         runner: has the number of iterations, the folder, and which trackers there are.
         reports: writes the report of the run; None = it has none.
+
+    Attributes:
+        costs: of the run, logged with each iteration; None = they are not counted.
     """
+
+    costs: Costs | None = None
 
     def __init__(
         self, console: Console, processes: Group, runner: RunnerConfig, reports: WritesReports | None = None,
@@ -193,7 +199,8 @@ class Reporter:
         self._ids = self.processes.of_first(self.run_ids)
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Logs the metrics of an iteration to the trackers and the console, on rank 0."""
+        """Logs the metrics of an iteration to the trackers and the console, on rank 0. A collective."""
+        metrics = {**metrics, **(self.costs.measure() if self.costs else {})}
         if self._trackers is not None:
             self._trackers.log(iteration, metrics)
             evaluated = any(name.startswith("eval/") for name in metrics)
