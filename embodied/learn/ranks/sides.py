@@ -25,6 +25,7 @@ from embodied.learn.batch import Batch
 from embodied.learn.ranks.deal import Dealer
 from embodied.learn.ranks.weights import Received, Receiver, Sender, Sent
 from embodied.learn.score.score import places_of
+from embodied.learn.score.start_memory import StartMemory
 from embodied.learn.trainer import Trainer
 from embodied.learn.watch import Watch, unwatched
 from embodied.observe.metrics import Metric
@@ -75,6 +76,7 @@ class News:
     metrics: dict[str, float]
     batch: Batch
     state: dict[str, Any]  # of the learner: counts of its last update, weight version
+    starts: dict[str, Any]  # state of what is remembered of starts; empty if no plan is made from it
 
 
 @dataclass
@@ -125,15 +127,18 @@ class TrainSide(Trainer):
         ranks, rows = places_of(results)
         batch = replace(batch, ranks=ranks, rows=rows)
         if news.here:
-            news.of_first(News(found, batch, {"samples": self.samples, "flops": self.flops,
-                                              "weight_version": self.weight_version}))  # fmt: skip
+            state = {"samples": self.samples, "flops": self.flops, "weight_version": self.weight_version}
+            news.of_first(News(found, batch, state, self._of_starts()))
         return found, batch
 
     def shared(self) -> dict[str, Any]:
         """Returns what a process that only collects must know of a learner that was resumed."""
         extra = self.policy.extra_state() if isinstance(self.policy, HasExtraState) else None
         return {"unlogged": self.unlogged, "weight_version": self.weight_version, "rows": self.rows,
-                "peak_flops": self.peak_flops, "extra": extra}  # fmt: skip
+                "peak_flops": self.peak_flops, "extra": extra, "starts": self._of_starts()}  # fmt: skip
+
+    def _of_starts(self) -> dict[str, Any]:
+        return self.starts.state_dict() if self.starts is not None and self.starts.plans else {}
 
 
 @dataclass
@@ -143,6 +148,7 @@ class RolloutSide:
     policy: Policy
     device: torch.device
     links: Links
+    starts: StartMemory | None = None
     weight_version: int = 0
     samples: int = 0
     flops: float = 0.0
@@ -177,7 +183,7 @@ class RolloutSide:
         news: News | None = self.links.news.of_first(None)
         if news is None:
             raise Stopped
-        self._take(news.state)
+        self._take(news.state, news.starts)
         self.cut_short = False
         return news.metrics, news.batch
 
@@ -186,9 +192,11 @@ class RolloutSide:
         extra = shared.pop("extra")
         if extra and isinstance(self.policy, HasExtraState):
             self.policy.load_extra_state(extra)
-        self._take(shared)
+        self._take(shared, shared.pop("starts"))
 
-    def _take(self, state: Mapping[str, Any]) -> None:
+    def _take(self, state: Mapping[str, Any], starts: Mapping[str, Any]) -> None:
+        if self.starts is not None:
+            self.starts.load_state_dict(starts)
         for name, value in state.items():
             setattr(self, name, value)
 
