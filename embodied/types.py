@@ -214,6 +214,7 @@ class Episode:
     start: Start
     video: str | None = None  # file to record to, or None
     perturbed: Perturbed | None = None  # changes between env and policy; None: none
+    weight: float = 1.0  # multiplies its advantage: 1 / (number of starts · chance of its start)
 
 
 class Lease(NamedTuple):

@@ -26,9 +26,10 @@ from embodied.learn.ranks.balance import Balance
 from embodied.learn.ranks.teams import of_team, where_collected
 from embodied.learn.score.drift import with_drift
 from embodied.learn.score.score import Scorer
+from embodied.learn.score.start_memory import StartMemory
 from embodied.learn.step.engine import Outcome, StepEngine, Stepping, under, value_grad_norm
 from embodied.learn.step.freeze import drop_gradients_beside_value_head, value_head_only
-from embodied.learn.step.meters.update_metrics import UpdateMetrics, add_stats, on_cpu
+from embodied.learn.step.meters.update_metrics import UpdateMetrics
 from embodied.learn.step.objective import Objective
 from embodied.learn.step.passes import ForwardPasses, RankRecords, check_counts_tokens
 from embodied.learn.step.reference import Reference
@@ -51,6 +52,7 @@ class Trainer(Stepping):
         parallel: how ranks share the policy; None = one process.
         max_tokens: of a forward and backward pass; None: passes are filled by records alone.
         recompute_logprobs: the old log-probs are those of the trained network, not the recorded ones.
+        starts: remembers what starts are worth; None = nobody asks.
         weight_sync_interval: iterations between two of which what acts takes the present weights.
         make_acting: chooses the weights that act, and where.
 
@@ -77,6 +79,7 @@ class Trainer(Stepping):
     recompute_logprobs: bool = False
     weight_sync_interval: int = 1
     cut_short: bool = field(default=False, init=False)  # the weights are those in the midst of an update
+    starts: StartMemory | None = None
     make_acting: Callable[[Policy, int, int, Parallel | None], Acting] = acting_of
     unlogged: dict[str, float] = field(default_factory=dict, init=False)  # metrics of an iteration not yet evaluated
 
@@ -91,7 +94,7 @@ class Trainer(Stepping):
         self._objective = Objective(setup).checked(self.policy, self.env, self.device)
         self.rows = self._objective.rows
         without_gradients = algorithm.logprob_forward_micro_batch_size or self.actor.micro_batch_size
-        self._score = Scorer(setup, self.reward, self._objective, without_gradients)
+        self._score = Scorer(setup, self.reward, self._objective, without_gradients, self.starts)
         self._reference = Reference(self.policy) if algorithm.kl_beta else None
         whole = Need.DISTRIBUTION in self._objective.needs | self._score.needs
         offload = self.actor.fsdp_config.activation_offload
@@ -148,7 +151,9 @@ class Trainer(Stepping):
     ) -> tuple[dict[str, float], Batch]:  # fmt: skip
         self._reset_reference(iteration)
         own, metrics = self._own(arrays, results), UpdateMetrics()
-        batch, trained, own = self._score(own, results, self._evaluate, baselines, metrics, watch)
+        batch, trained, own, returns = self._score(own, results, self._evaluate, baselines, metrics, watch)
+        if self.starts is not None and returns is not None:
+            self.starts.learn(results, returns, iteration)
         if trained is not None:
             self._epochs(own, trained, iteration, metrics, watch)
         metrics = metrics.over(self._group)
@@ -158,6 +163,7 @@ class Trainer(Stepping):
     def _state_metrics(self, metrics: UpdateMetrics, batch: Batch, episodes: int) -> dict[str, float]:
         """Returns metrics of the trainer's state after an update; also adapts the weight of the KL."""
         found: dict[str, float] = {"train/lr": self.engine.lr, "train/weight_version": self.weight_version}
+        found |= {} if self.starts is None else self.starts.metrics
         if (kl := metrics.mean("train/kl_reference")) is not None:
             found["train/kl_beta"] = self._kl_coefficient.value
             self._kl_coefficient.update(kl, episodes)
@@ -172,6 +178,7 @@ class Trainer(Stepping):
         numbers and tensors (not copies) by name. Which names there are is a function of the configuration."""
         state: dict[str, Any] = {**self.engine.state_dict(), **self.acting.state_dict()}
         state |= {"kl_beta": self._kl_coefficient.value, "unlogged": self.unlogged}
+        state |= {} if self.starts is None else {"starts": self.starts.state_dict()}
         if self._kept_reference is not None:
             state |= {f"reference.{name}": tensor for name, tensor in self._kept_reference.state_dict().items()}
         return state
@@ -182,6 +189,8 @@ class Trainer(Stepping):
         self.acting.load_state_dict(state, self.weight_version)
         self._kl_coefficient.value = float(state["kl_beta"])
         self.unlogged = dict(state.get("unlogged", {}))  # checkpoints of earlier versions have none
+        if self.starts is not None:
+            self.starts.load_state_dict(state.get("starts", {}))
         if self._kept_reference is not None:
             self._kept_reference.load_state_dict(under("reference", state))
 
@@ -280,7 +289,7 @@ class Trainer(Stepping):
         """Returns whether the gradients of an optimizer batch, summed over ranks, may be applied."""
         if self._warming_up:
             drop_gradients_beside_value_head(self.policy)
-        return not self._too_far(metrics)
+        return not metrics.too_far(self.algorithm.early_stop_imp_ratio, self._group)
 
     def _measure_value_head(self, norm: float, metrics: UpdateMetrics) -> None:
         if self._has_value:
@@ -306,14 +315,6 @@ class Trainer(Stepping):
         _, total = self._loss(records, whole.part(torch.zeros(1, dtype=torch.long), self.device))
         (0.0 * total).backward()
         return 0.0
-
-    def _too_far(self, metrics: UpdateMetrics) -> bool:
-        """Returns whether the optimizer batch in progress has a mean ratio beyond ``early_stop_imp_ratio``."""
-        limit = self.algorithm.early_stop_imp_ratio
-        if limit is None:
-            return False
-        stats = add_stats(self._group.gather(on_cpu(metrics.batch_stats)))
-        return stats is not None and stats.mean_ratio > limit
 
     def _micro_batch(
         self, own: RankRecords, rows: np.ndarray, part: OptimizerBatch, metrics: UpdateMetrics, untrained: bool

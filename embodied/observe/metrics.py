@@ -100,6 +100,14 @@ METRICS: dict[str, str] = {
     "none if older weights have acted",
     "train/logprob_gap_mean": "mean absolute difference of the same, nats",
     "train/value_grad_norm": "mean over updates of the 2-norm of the value head's gradient before clipping",
+    "train/start_prior_episodes": "episodes that a task's value counts as much as in that of a start (start_value), "
+    "count",
+    "train/start_memory_share": "mean over episodes of the share of earlier iterations' episodes of the same start in "
+    "what is taken off the return (start_value); 0..1, the rest is that of its task and of its group",
+    "train/start_variance_share": "sum of (return - baseline)² over the sum with the task's value as baseline "
+    "(start_value); 1 = starts tell nothing",
+    "train/start_variance_to_group": "the same over that with the mean of the group's others, the baseline of rloo, "
+    "where there are others; below 1 = less noise than with groups alone",
     "train/staleness_mean": "mean over records of the optimizer updates between acting and training, count",
     "train/staleness_max": "largest such number, count",
     "train/rank_imbalance": "most tokens (records of policies that count none) of a process in an optimizer step, "

@@ -75,7 +75,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         )  # fmt: skip
         with console.progress("building the reward model", brief=True):
             judge = make_model_reward(config.reward, processes, model, runner.dry_run)
-        collector = Collector(config, side, simulators, numbers, reporter, judge)
+        collector = Collector(config, side, simulators, numbers, reporter, judge, trainer.starts)
         turns = opened.enter_context(closing(make_turns(config, side.env, processes, collector, trainer, reporter)))
         evaluator = EvaluationRunner(checked.composed, checked.eval, simulators, folder, reporter)
         lines = summary.of_training(checked.composed, sides, processes, model, numbers, trainer, folder, judge)

@@ -18,7 +18,7 @@ from embodied.run.build.shares import slots_of, workers_of
 from embodied.run.evaluation.conditions import Conditions, conditions, episode_count, limit_of
 from embodied.run.folder.beside.exports import FOLDER as EXPORTS
 from embodied.run.folder.beside.reports import FILE as REPORT
-from embodied.runtime.plan import tasks_and_starts
+from embodied.runtime.plan import states_of_training, tasks_and_starts
 from embodied.runtime.slab import slab_bytes
 from embodied.schema.compose.compose import Composed
 
@@ -39,7 +39,7 @@ def of_training(
     episodes = f"{sizes.episodes} = {sizes.groups} {words.starts} × {algorithm.group_size}"
     return [
         ["tasks", tasks_and_starts(train.spec, held_out, words.starts)],
-        [f"{words.episodes} per iteration", f"{episodes}{_extra(algorithm, train, sizes)}"],
+        [f"{words.episodes} per iteration", f"{episodes}{_extra(algorithm, train, sizes, held_out)}"],
         *_length(train, chunk),
         [
             "optimizer steps per iteration",
@@ -277,7 +277,7 @@ def _peak(trainer: Learner, config: schema.Config) -> str:
     return f"peak {peak / 1e12:.3g} TFLOP/s ({'measured' if setting == 'measure' else 'runner.peak_tflops'})"
 
 
-def _extra(algorithm: schema.AlgorithmConfig, side: ConfiguredEnv, sizes: Sizes) -> str:
+def _extra(algorithm: schema.AlgorithmConfig, side: ConfiguredEnv, sizes: Sizes, held_out: int) -> str:
     """Says what an iteration may run beside its plan; all of it fits into the same rows."""
     texts = []
     if algorithm.dynamic_sampling:
@@ -286,4 +286,18 @@ def _extra(algorithm: schema.AlgorithmConfig, side: ConfiguredEnv, sizes: Sizes)
     if algorithm.adv_type == "remax":
         starts = sizes.groups if side.config.use_fixed_reset_state_ids else sizes.episodes
         texts.append(f"{starts} greedy episodes, whose records are not kept")
+    if algorithm.adv_type == "start_value":
+        texts.append(_remembered(algorithm.start_value.half_life, side, sizes, held_out))
     return "".join(f"; {text}" for text in texts)
+
+
+def _remembered(half_life: float | None, side: ConfiguredEnv, sizes: Sizes, held_out: int) -> str:
+    """Says after how many iterations a start comes again, and what is remembered of it by then."""
+    drawn = sizes.groups if side.config.use_fixed_reset_state_ids else sizes.episodes
+    if {*side.spec.num_init_states} == {1}:
+        return "no start comes again, as seeds draw them: start_value remembers what tasks are worth, not starts"
+    again = max(sum(states_of_training(side.spec, held_out)) / drawn, 1)
+    text = f"a start comes again after about {again:.3g} iterations"
+    if half_life is not None and again > 2 * half_life:
+        text += f", and little is remembered then: set algorithm.start_value.half_life to {again:.0f} or more"
+    return text

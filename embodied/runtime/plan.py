@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from embodied.algorithms.start_sampling import chances, systematic, weights
 from embodied.errors import ConfigError
 from embodied.perturbations import Condition, Perturbed
 from embodied.random import Stream, generator
@@ -33,6 +34,7 @@ def train_plan(
     shuffle: bool = True,
     drop_last: bool = False,
     held_out: int = 0,
+    spread: np.ndarray | None = None,
 ) -> list[Episode]:
     """Episodes of one training iteration, a group's episodes next to each other.
 
@@ -51,6 +53,8 @@ def train_plan(
             iteration are left out.
         held_out: how many initial states of each task, the last ones, are left to evaluations. A task with one state
             keeps it: its starts differ by their seeds.
+        spread: how much returns of each start may differ, float [N] by task and state; starts are then drawn by it
+            (``data.start_sampling``), and episodes have weights. None = without replacement, as above.
 
     Raises:
         ConfigError: ``drop_last`` leaves out all starts.
@@ -63,13 +67,19 @@ def train_plan(
     """
     per_start = group_size if shared_start else 1
     num_starts = episodes // per_start
+    states, counts = states_of_training(spec, held_out), np.ones(num_starts)
     order = StartOrder(seed, sampling_round, shuffle, num_starts if drop_last else 1)
-    starts = _starts(states_of_training(spec, held_out), order, iteration * num_starts, num_starts, env_seed)
+    pairs = [order.pair(index, sum(states)) for index in range(iteration * num_starts, (iteration + 1) * num_starts)]
+    if spread is not None:
+        draws = generator(seed, Stream.INFORMATIVE_STARTS, iteration, sampling_round)
+        pairs, counts = _informative(spec, states, spread, num_starts, draws)
+    starts = _starts(states, pairs, env_seed + sampling_round * ROUND_SEEDS + iteration * num_starts)
     first_id = sampling_round * ROUND_IDS
     first_group = first_id + iteration * (episodes // group_size)
+    episodes_of = ((i, i // group_size, i // per_start) for i in range(episodes))
     return [
-        Episode(first_id + iteration * episodes + i, first_group + i // group_size, starts[i // per_start])
-        for i in range(episodes)
+        Episode(first_id + iteration * episodes + i, first_group + g, starts[s], weight=float(counts[s]))
+        for i, g, s in episodes_of
     ]
 
 
@@ -118,14 +128,24 @@ def tasks_and_starts(spec: EnvSpec, held_out: int, called: str = "starts") -> st
     return f"{len(states)} ({starts})"
 
 
-def _starts(states: Sequence[int], order: StartOrder, first: int, count: int, env_seed: int) -> list[Start]:
+def _starts(states: Sequence[int], pairs: Sequence[int], first_seed: int) -> list[Start]:
     ends = np.cumsum(states)  # end of each task in the list of all pairs (task, state)
-    starts, offset = [], env_seed + order.sampling_round * ROUND_SEEDS
-    for index in range(first, first + count):
-        pair = order.pair(index, int(ends[-1]))
+    starts = []
+    for index, pair in enumerate(pairs):
         task = int(np.searchsorted(ends, pair, side="right"))
-        starts.append(Start(task, pair - int(ends[task]) + states[task], (offset + index) % EVAL_SEEDS))
+        starts.append(Start(task, pair - int(ends[task]) + states[task], (first_seed + index) % EVAL_SEEDS))
     return starts
+
+
+def _informative(
+    spec: EnvSpec, states: Sequence[int], spread: np.ndarray, count: int, draws: np.random.Generator
+) -> tuple[list[int], np.ndarray]:  # fmt: skip
+    """Draws ``count`` of the pairs (task, state) that training starts from; also returns their weights."""
+    first = np.cumsum(spec.num_init_states) - spec.num_init_states
+    trained = np.concatenate([np.arange(begin, begin + number) for begin, number in zip(first, states, strict=True)])
+    chance = chances(spread[trained])
+    drawn = systematic(chance, count, draws)
+    return drawn.tolist(), weights(chance)[drawn]
 
 
 @lru_cache(maxsize=4)

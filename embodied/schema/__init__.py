@@ -33,6 +33,7 @@ from embodied.schema.keys.sections.algorithm import AlgorithmConfig as Algorithm
 from embodied.schema.keys.sections.algorithm import EvalSamplingConfig as EvalSamplingConfig
 from embodied.schema.keys.sections.algorithm import KlControlConfig as KlControlConfig
 from embodied.schema.keys.sections.algorithm import SamplingConfig as SamplingConfig
+from embodied.schema.keys.sections.algorithm import StartValueConfig as StartValueConfig
 from embodied.schema.keys.sections.checkpoint import CheckpointConfig as CheckpointConfig
 from embodied.schema.keys.sections.cluster import ClusterConfig as ClusterConfig
 from embodied.schema.keys.sections.data import DataConfig as DataConfig

@@ -77,7 +77,8 @@ def remax(returns: Tensor, baselines: Tensor, group_ids: Tensor) -> Advantages:
     that step on in its place; the two are the same where only the last step has a reward.
 
     Args:
-        baselines: the return of the episode in which each chunk is the likeliest one, from the same start; float [E].
+        baselines: the return of the episode in which each chunk is the likeliest one, from the same start; or what
+            the start is worth (:mod:`embodied.algorithms.advantages.start_value`); float [E].
     """
     difference = returns.double() - baselines.double()
     equal = nearly_equal(returns.double(), baselines.double())

@@ -27,7 +27,7 @@ class Experience:
     group_ids: Tensor  # int64 [E]
     values: Tensor | None = None  # float [n], value of the observation before each reward
     bootstrap: Tensor | None = None  # float [E], the value after the last one
-    baselines: Tensor | None = None  # float [E], the return of a greedy episode from the same start
+    baselines: Tensor | None = None  # float [E], the return of a greedy episode from the same start, or its value
 
     @property
     def returns(self) -> Tensor:
@@ -72,7 +72,8 @@ def make_estimator(
         "dr_grpo": _of_groups(advantages.dr_grpo),
         "rloo": _of_groups(advantages.rloo),
         "raw": _of_groups(advantages.raw),
-        "remax": _remax,
+        "remax": _less_baselines,
+        "start_value": _less_baselines,
         "reinforce_plus_plus": lambda x: temporal.rewards_to_go(x.rewards, x.episode_ids, len(x.group_ids), gamma),
         "reinforce_plus_plus_baseline": _of_groups(advantages.dr_grpo),
         "gae": lambda x: _gae(x, gamma, gae_lambda),
@@ -95,7 +96,7 @@ def _of_groups(function: Callable[[Tensor, Tensor], Advantages]) -> _Raw:
     return lambda x: function(x.returns, x.group_ids).values[x.episode_ids]
 
 
-def _remax(x: Experience) -> Tensor:
+def _less_baselines(x: Experience) -> Tensor:
     assert x.baselines is not None
     return advantages.remax(x.returns, x.baselines, x.group_ids).values[x.episode_ids]
 

@@ -26,6 +26,7 @@ from embodied.learn.batch import Batch
 from embodied.learn.ranks.deal import Dealer
 from embodied.learn.ranks.weights import Received, Receiver, Sender, Sent
 from embodied.learn.score.score import places_of
+from embodied.learn.score.start_memory import StartMemory
 from embodied.learn.trainer import Trainer
 from embodied.learn.watch import Watch, unwatched
 from embodied.observe.metrics import Metric
@@ -78,6 +79,7 @@ class News:
     batch: Batch
     state: dict[str, Any]  # of the learner: counts of its last update, weight version
     ahead: int | None  # version of the weights that follow ahead of the rollout in which they act
+    starts: dict[str, Any]  # state of what is remembered of starts; empty if no plan is made from it
 
 
 @dataclass
@@ -129,8 +131,8 @@ class TrainSide(Trainer):
         batch = replace(batch, ranks=ranks, rows=rows)
         ahead = self.weight_version if self._goes_ahead(iteration) else None
         if news.here:
-            news.of_first(News(found, batch, {"samples": self.samples, "flops": self.flops,
-                                              "weight_version": self.weight_version}, ahead))  # fmt: skip
+            state = {"samples": self.samples, "flops": self.flops, "weight_version": self.weight_version}
+            news.of_first(News(found, batch, state, ahead, self._of_starts()))
         if ahead is not None:
             assert isinstance(self.acting, Sent)
             self.acting.send_ahead(self.policy, ahead)
@@ -147,7 +149,10 @@ class TrainSide(Trainer):
         """Returns what a process that only collects must know of a learner that was resumed."""
         extra = self.policy.extra_state() if isinstance(self.policy, HasExtraState) else None
         return {"unlogged": self.unlogged, "weight_version": self.weight_version, "rows": self.rows,
-                "peak_flops": self.peak_flops, "extra": extra}  # fmt: skip
+                "peak_flops": self.peak_flops, "extra": extra, "starts": self._of_starts()}  # fmt: skip
+
+    def _of_starts(self) -> dict[str, Any]:
+        return self.starts.state_dict() if self.starts is not None and self.starts.plans else {}
 
 
 @dataclass
@@ -157,6 +162,7 @@ class RolloutSide:
     policy: Policy
     device: torch.device
     links: Links
+    starts: StartMemory | None = None
     weight_version: int = 0
     samples: int = 0
     flops: float = 0.0
@@ -194,7 +200,7 @@ class RolloutSide:
             raise Stopped
         if news.ahead is not None:
             self._receiver.receive_ahead(news.ahead)
-        self._take(news.state)
+        self._take(news.state, news.starts)
         self.cut_short = False
         return news.metrics, news.batch
 
@@ -203,9 +209,11 @@ class RolloutSide:
         extra = shared.pop("extra")
         if extra and isinstance(self.policy, HasExtraState):
             self.policy.load_extra_state(extra)
-        self._take(shared)
+        self._take(shared, shared.pop("starts"))
 
-    def _take(self, state: Mapping[str, Any]) -> None:
+    def _take(self, state: Mapping[str, Any], starts: Mapping[str, Any]) -> None:
+        if self.starts is not None:
+            self.starts.load_state_dict(starts)
         for name, value in state.items():
             setattr(self, name, value)
 

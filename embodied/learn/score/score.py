@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from embodied.algorithms.advantages import filters
-from embodied.algorithms.advantages.estimators import Estimator, Experience, make_estimator
+from embodied.algorithms.advantages.estimators import Estimate, Estimator, Experience, make_estimator
 from embodied.algorithms.advantages.prefixes import common_prefixes
 from embodied.algorithms.advantages.temporal import explained_variance
 from embodied.algorithms.layout import Counts
@@ -26,6 +26,7 @@ from embodied.errors import ConfigError
 from embodied.learn.batch import Batch
 from embodied.learn.score.recompute import Recomputer
 from embodied.learn.score.reward_penalties import RewardPenalties
+from embodied.learn.score.start_memory import StartMemory
 from embodied.learn.step.meters.update_metrics import UpdateMetrics
 from embodied.learn.step.objective import Objective
 from embodied.learn.step.passes import ForwardPasses, RankRecords, until_stopped
@@ -47,6 +48,7 @@ class Scored(NamedTuple):
     batch: Batch  # records of all episodes
     trained: Batch | None  # the episodes that ``filter_rewards`` keeps, with what the loss reads; None: it keeps none
     own: RankRecords  # this rank's records, with what was recomputed of them
+    returns: Tensor | None  # float64 [E], of all episodes, with penalties; None: nobody remembers them
 
 
 class Scorer:
@@ -54,10 +56,13 @@ class Scorer:
 
     Args:
         size: records of a pass without gradients.
+        starts: what starts are worth; None = nobody asks.
     """
 
-    def __init__(self, setup: Setup, reward: RewardConfig, objective: Objective, size: int) -> None:
-        self._algorithm, self._objective, self._size = setup.algorithm, objective, size
+    def __init__(
+        self, setup: Setup, reward: RewardConfig, objective: Objective, size: int, starts: StartMemory | None = None
+    ) -> None:  # fmt: skip
+        self._algorithm, self._objective, self._size, self._starts = setup.algorithm, objective, size, starts
         algorithm = self._algorithm
         self.estimator = make_estimator(
             algorithm.adv_type, algorithm.adv_std_ddof, algorithm.gamma, algorithm.gae_lambda,
@@ -104,15 +109,18 @@ class Scorer:
         with_values, group = Need.VALUES in self._objective.needs, records.parallel.group
         least = self._algorithm.min_filter_prefix_tokens
         numbers = gather_numbers(records.arrays, results, with_values, penalties, group, least is not None)
-        batch = make_batch(numbers, results, self.estimator, self._rewards, baselines, self._bounds, least)
+        returns = None if self._starts is None else returns_of(numbers, results, self._rewards)
+        compared = self._compared(results, returns, baselines)
+        batch = make_batch(numbers, results, self.estimator, self._rewards, compared, self._bounds, least)
         if not kept:
             self._fetch(records, None)
-            return Scored(batch, None, records)
+            return Scored(batch, None, records, returns)
         trained = batch
         if len(kept) < len(results):
             some = [results[index] for index in kept]
             of_kept = [numbers[index] for index in kept]
-            trained = make_batch(of_kept, some, self.estimator, self._rewards, baselines, self._bounds, least)
+            compared = compared and [compared[index] for index in kept]
+            trained = make_batch(of_kept, some, self.estimator, self._rewards, compared, self._bounds, least)
         self._fetch(records, trained)
         if self._recompute is not None and not self._recompute_first:
             chosen = self._read_by_the_loss(trained)
@@ -121,7 +129,17 @@ class Scorer:
             )
         if Need.PROXIMAL in self._objective.needs:
             trained = self._with_proximal(records, trained, evaluate, watch)
-        return Scored(batch, trained, records)
+        return Scored(batch, trained, records, returns)
+
+    def _compared(
+        self, results: Sequence[EpisodeResult], returns: Tensor | None, greedy: Mapping[Start, float] | None
+    ) -> Sequence[float] | None:
+        """What the estimator takes off each episode's return; None if that is made of the returns themselves."""
+        if self._algorithm.adv_type == "start_value":
+            assert self._starts is not None
+            assert returns is not None
+            return self._starts.baselines(results, returns)
+        return None if greedy is None else [greedy[result.episode.start] for result in results]
 
     def _fetch(self, records: RankRecords, trained: Batch | None) -> None:
         """Gets what passes read of records, where other processes have collected them."""
@@ -204,7 +222,7 @@ def gather_numbers(
 
 def make_batch(
     episodes: Sequence[EpisodeNumbers], results: Sequence[EpisodeResult], estimator: Estimator, rewards: Rewards,
-    baselines: Mapping[Start, float] | None = None, bounds: tuple[float | None, float | None] | None = None,
+    baselines: Sequence[float] | None = None, bounds: tuple[float | None, float | None] | None = None,
     least: int | None = None,
 ) -> Batch:  # fmt: skip
     """Advantages from the records' rewards (and values), in the order of the plan; the same on all ranks.
@@ -213,29 +231,24 @@ def make_batch(
         episodes: what :func:`gather_numbers` gave of each of ``results``. Penalties are added to the rewards before
             advantages are made of them; whether a return is positive is asked without them.
         rewards: where a record's rewards stand (``algorithm.reward_type``); its advantages stand there, too.
-        baselines: the return of a greedy episode from each start; for ``remax``.
+        baselines: of each episode, for ``remax`` and ``start_value``.
         bounds: least and largest advantage (``advantage_clip_low``, ``advantage_clip_high``); None = all are kept.
         least: tokens that texts of different returns may begin with in common (``min_filter_prefix_tokens``).
     """
-    numbers = {name: torch.from_numpy(np.concatenate([e[name] for e in episodes])) for name in episodes[0]}
-    lengths = torch.tensor([len(result.rows) for result in results])
+    numbers, lengths, counts = _joined(episodes, results)
     sequence_ids = torch.repeat_interleave(torch.arange(len(results)), lengths)
-    counts = Counts(numbers["num_steps"].long(), numbers["length"].long() if "length" in numbers else None)
     mask, values = rewards.mask(counts), numbers.get("value")  # [N, V]
-    task = Experience(
-        rewards=rewards.reduce(numbers["rewards"], counts)[mask],
-        episode_ids=sequence_ids[:, None].expand_as(mask)[mask],
-        group_ids=torch.tensor([result.episode.group_id for result in results]),
+    task, penalised = _experience(numbers, counts, sequence_ids, results, rewards)
+    experience = replace(
+        penalised,
         values=None if values is None else values[mask],
         bootstrap=None if values is None else numbers["final_value"],
-        baselines=None if baselines is None else _baselines(results, baselines),
+        baselines=None if baselines is None else torch.tensor(baselines, dtype=torch.float64),
     )
-    experience = task
-    if "penalty" in numbers:
-        experience = replace(task, rewards=task.rewards + numbers["penalty"][mask])
     estimate = estimator(experience)
     if bounds is not None:
         estimate = replace(estimate, values=estimate.values.clamp(*bounds))
+    estimate = _weighted(estimate, results, experience.episode_ids)
     targets, explained = None, None
     if experience.values is not None and estimate.value_targets is not None:
         targets = _spread(estimate.value_targets, mask)
@@ -256,6 +269,46 @@ def make_batch(
     )
 
 
+def returns_of(episodes: Sequence[EpisodeNumbers], results: Sequence[EpisodeResult], rewards: Rewards) -> Tensor:
+    """Returns that advantages are made of, with penalties: float64 [E]. Arguments as of :func:`make_batch`."""
+    numbers, lengths, counts = _joined(episodes, results)
+    sequence_ids = torch.repeat_interleave(torch.arange(len(results)), lengths)
+    return _experience(numbers, counts, sequence_ids, results, rewards)[1].returns
+
+
+def _joined(
+    episodes: Sequence[EpisodeNumbers], results: Sequence[EpisodeResult]
+) -> tuple[dict[str, Tensor], Tensor, Counts]:  # fmt: skip
+    """The numbers of all records, how many each episode has, and what of them counts."""
+    numbers = {name: torch.from_numpy(np.concatenate([e[name] for e in episodes])) for name in episodes[0]}
+    counts = Counts(numbers["num_steps"].long(), numbers["length"].long() if "length" in numbers else None)
+    return numbers, torch.tensor([len(result.rows) for result in results]), counts
+
+
+def _experience(
+    numbers: Mapping[str, Tensor], counts: Counts, sequence_ids: Tensor, results: Sequence[EpisodeResult],
+    rewards: Rewards,
+) -> tuple[Experience, Experience]:  # fmt: skip
+    """The rewards that count: as the task gave them, and with penalties."""
+    mask = rewards.mask(counts)
+    task = Experience(
+        rewards=rewards.reduce(numbers["rewards"], counts)[mask],
+        episode_ids=sequence_ids[:, None].expand_as(mask)[mask],
+        group_ids=torch.tensor([result.episode.group_id for result in results]),
+    )
+    if "penalty" not in numbers:
+        return task, task
+    return task, replace(task, rewards=task.rewards + numbers["penalty"][mask])
+
+
+def _weighted(estimate: Estimate, results: Sequence[EpisodeResult], episode_ids: Tensor) -> Estimate:
+    """Multiplies advantages by the weights of their episodes, so that starts drawn more often count less."""
+    weights = torch.tensor([result.episode.weight for result in results])
+    if bool((weights == 1).all()):
+        return estimate
+    return replace(estimate, values=estimate.values * weights[episode_ids])
+
+
 def _shared(episodes: Sequence[EpisodeNumbers], task: Experience, lengths: Tensor, least: int) -> Tensor:
     """Counts each record's first elements that are left out, int64 [N]: only an episode's first answer has some."""
     texts = [episode["text"] for episode in episodes]
@@ -270,11 +323,6 @@ def places_of(results: Sequence[EpisodeResult]) -> tuple[Tensor, np.ndarray]:
     ranks = torch.tensor([result.rank for result in results])
     rows = [np.asarray(result.rows, np.int64) for result in results]
     return ranks.repeat_interleave(torch.tensor([len(each) for each in rows])), np.concatenate(rows)
-
-
-def _baselines(results: Sequence[EpisodeResult], baselines: Mapping[Start, float]) -> Tensor:
-    """The baseline of each episode, float64 [E]."""
-    return torch.tensor([baselines[result.episode.start] for result in results], dtype=torch.float64)
 
 
 def _spread(values: Tensor, mask: Tensor) -> Tensor:

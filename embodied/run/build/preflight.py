@@ -20,6 +20,7 @@ from embodied.run.build.sides import make_side
 from embodied.run.build.workers.hosts import check_hosts
 from embodied.run.build.workers.worker_memory import with_workers
 from embodied.run.folder.folder import check_writable
+from embodied.runtime.plan import states_of_training
 from embodied.runtime.pool.file_limit import allow
 from embodied.schema.compose.compose import Composed
 
@@ -71,6 +72,7 @@ class Rules:
             yield partial(perturbations.check, config, side)
         if train:
             yield partial(check_penalty, config, train)
+            yield partial(check_start_sampling, config, train)
         if train and evaluation:
             yield partial(shares.check_lanes, config, train, evaluation)
         yield partial(engine_process.check, config, processes)
@@ -186,6 +188,17 @@ def check_penalty(config: schema.Config, side: ConfiguredEnv) -> None:
             f"reward.overlong_penalty.buffer_length {penalty.buffer_length} is more than the {side.max_steps} control "
             "steps of an episode: every episode would be penalised",
             f"set reward.overlong_penalty.buffer_length to {side.max_steps} or less",
+        )
+
+
+def check_start_sampling(config: schema.Config, side: ConfiguredEnv) -> None:
+    """Refuses a choice between starts where there is one. Raises :class:`ConfigError`."""
+    states = states_of_training(side.spec, config.protocol.held_out_states)
+    if config.data.start_sampling == "informative" and sum(states) == 1:
+        raise ConfigError(
+            "data.start_sampling informative chooses between tasks and their initial states, and env.train has one "
+            "task with one state; its episodes differ by seeds, of which none comes again",
+            "set data.start_sampling=even, or choose an env with several tasks or initial states",
         )
 
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from embodied.learn.score.reward_penalties import longest
+from embodied.learn.score.start_memory import StartMemory
 from embodied.parallel.barrier import Gathers, Interruptible
 from embodied.parallel.group import Group
 from embodied.random import Stream
@@ -48,14 +49,16 @@ class Collector:
     Args:
         side: the env of training.
         model_reward: adds the scores of a reward model; None = there is none.
+        starts: by which starts are drawn (``data.start_sampling``); None = each comes once before any comes twice.
     """
 
     def __init__(
         self, config: Config, side: ConfiguredEnv, simulators: Simulators, sizes: Sizes, reporter: Reporter,
-        model_reward: ModelReward | None = None,
+        model_reward: ModelReward | None = None, starts: StartMemory | None = None,
     ) -> None:  # fmt: skip
         self._config, self._side, self._simulators = config, side, simulators
         self._sizes, self._reporter, self._model_reward = sizes, reporter, model_reward
+        self._starts = starts if starts is not None and starts.plans else None
         self._workers: Workers | None = None
         printed = config.rollout.print_outputs
         self._details = Details.of(config, simulators.model.policy) if printed else Details()
@@ -180,7 +183,8 @@ class Collector:
         most = algorithm.max_sampling_rounds if algorithm.dynamic_sampling else 1
         judge = dynamic_sampling.make_judge(algorithm, penalty, limit)
         results, everything, rounds = dynamic_sampling.fill(sample, self._sizes.groups, most, judge)
-        return Collected(results, everything, add_up(found), rounds, greedy, returned)
+        dropped = dynamic_sampling.dropped(results, everything, penalty, limit)
+        return Collected(results, everything, add_up(found), rounds, greedy, returned, dropped)
 
     def _answers(self) -> Answers | None:
         """Makes what keeps the answers of a rollout, if they are scored or printed."""
@@ -228,6 +232,7 @@ class Collector:
             group_size=config.algorithm.group_size, shared_start=side.config.use_fixed_reset_state_ids,
             env_seed=config.start_seed, sampling_round=sampling_round, shuffle=config.data.shuffle,
             drop_last=config.data.drop_last, held_out=config.protocol.held_out_states,
+            spread=None if self._starts is None else self._starts.spread(iteration),
         )  # fmt: skip
         if (perturb := side.config.perturb) is not None:
             plan = randomised(plan, side.conditions, perturb.unperturbed, config.runner.seed)

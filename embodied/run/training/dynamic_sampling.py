@@ -27,6 +27,10 @@ Judge = Callable[[Sequence[EpisodeResult]], list[bool]]
 """Whether each episode's group teaches anything."""
 
 
+Returned = tuple[EpisodeResult, float]
+"""An episode and its return, with the penalty of its length."""
+
+
 @dataclass(frozen=True)
 class Collected:
     """The episodes that an iteration has collected, and those that it trains on."""
@@ -37,6 +41,7 @@ class Collected:
     rounds: int = 1
     greedy: Sequence[EpisodeResult] = ()  # one a start (``adv_type: remax``), without records
     baselines: Mapping[Start, float] | None = None  # returns of these greedy episodes, by start
+    dropped: Sequence[Returned] = ()  # those of ``episodes`` that are not in ``results``
 
     @property
     def dropped_groups(self) -> int:
@@ -93,6 +98,16 @@ def baselines(greedy: Sequence[EpisodeResult], penalty: OverlongPenaltyConfig, l
     """Computes ReMax's baselines: the return of each start's greedy episode, less its penalty."""
     penalties = episode_penalties(greedy, penalty, limit).tolist()
     return {r.episode.start: r.episode_return + p for r, p in zip(greedy, penalties, strict=True)}
+
+
+def dropped(
+    kept: Sequence[EpisodeResult], everything: Sequence[EpisodeResult], penalty: OverlongPenaltyConfig, limit: int
+) -> list[Returned]:  # fmt: skip
+    """Returns the episodes of ``everything`` that are not ``kept``, in the order of rounds and plan."""
+    groups = _groups(kept)
+    found = [result for result in everything if result.episode.group_id not in groups]
+    penalties = episode_penalties(found, penalty, limit).tolist() if found else []
+    return [(r, r.episode_return + p) for r, p in zip(found, penalties, strict=True)]
 
 
 def num_groups(results: Sequence[EpisodeResult], rank: int) -> int:

@@ -118,6 +118,8 @@ class Synchronous:
         with self._reporter.updating(device, num_threads), explained(device, self._config, self._processes, "update"):
             watch = self._reporter.watch(self._reporter.title(iteration), go_on)
             records = self._collector.records(collected.results)
+            if self._trainer.starts is not None:
+                self._trainer.starts.dropped(collected.dropped)
             found, batch = self._trainer.update(records, collected.results, iteration, collected.baselines, watch)
             return found, batch, metrics.used_values(self._trainer.policy.spec, self._processes.rank, records, batch)
 

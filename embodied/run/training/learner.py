@@ -7,6 +7,7 @@ from typing import Any
 
 from embodied.learn.ranks.deal import Dealer
 from embodied.learn.ranks.sides import Learner, Links, RolloutSide, TrainSide, links
+from embodied.learn.score.start_memory import StartMemory
 from embodied.learn.step.meters.mfu import peak_flops
 from embodied.learn.trainer import Trainer
 from embodied.parallel.acting_replica import acting_dtypes
@@ -24,7 +25,7 @@ def make_learner(config: Config, sides: Sides, model: Model, processes: Group) -
     connected = _links(config, sides, model, processes)
     if processes.of("train").here:
         return make_trainer(config, sides.train, model, links=connected)
-    return RolloutSide(model.policy, model.device, connected)
+    return RolloutSide(model.policy, model.device, connected, memory_of_starts(config, sides.train))
 
 
 def _links(config: Config, sides: Sides, model: Model, processes: Group) -> Links:
@@ -51,4 +52,13 @@ def make_trainer(config: Config, side: ConfiguredEnv, model: Model, **more: Any)
         max_tokens=config.runner.max_tokens_per_mbs if config.runner.enable_dynamic_batch_size else None,
         recompute_logprobs=config.rollout.recompute_logprobs, weight_sync_interval=config.runner.weight_sync_interval,
         peak_flops=peak_flops(config.runner.peak_tflops, model.policy, model.device),
+        starts=memory_of_starts(config, side),
     )  # fmt: skip
+
+
+def memory_of_starts(config: Config, side: ConfiguredEnv) -> StartMemory | None:
+    """Makes what remembers the starts of ``side``, if advantages or plans are made from it."""
+    plans = config.data.start_sampling == "informative"
+    if not plans and config.algorithm.adv_type != "start_value":
+        return None
+    return StartMemory(side.spec, config.algorithm.start_value, config.algorithm.max_staleness if plans else None)

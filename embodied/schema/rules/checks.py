@@ -25,6 +25,7 @@ from embodied.schema.rules.rollout_checks import (
     check_generation,
     check_schedule_of_rollouts,
 )
+from embodied.schema.rules.start_checks import check_starts
 from embodied.schema.rules.term_checks import check_terms
 from embodied.schema.rules.text_checks import check_lengths, check_order, check_reward_model, check_unused
 from embodied.schema.rules.unused_keys import check_effect
@@ -79,6 +80,7 @@ def rules(config: Config) -> Iterator[Callable[[], None]]:
     yield partial(_check_batches, config)
     yield partial(_check_schedule, config)
     yield partial(check_terms, config)
+    yield partial(check_starts, config)
     if config.runner.task.supervised:
         yield partial(_check_sft, config)
         return
@@ -213,7 +215,7 @@ def _check_patterns(model: ModelConfig) -> None:
 
 def _check_rounds(config: Config) -> None:
     algorithm = config.algorithm
-    compared = (*GROUP_ADVANTAGES, "reinforce_plus_plus_baseline")
+    compared = (*GROUP_ADVANTAGES, "reinforce_plus_plus_baseline", "start_value")
     if algorithm.dynamic_sampling and algorithm.adv_type not in compared:
         raise ConfigError(
             f"algorithm.dynamic_sampling refills groups whose episodes do not differ, and algorithm.adv_type "

@@ -77,16 +77,41 @@ class KlControlConfig(Section):
     )
 
 
+class StartValueConfig(Section):
+    half_life: float | None = Field(
+        8.0,
+        gt=0,
+        description="Iterations until an episode counts half in what is remembered of its start, because the policy "
+        "has moved; null = nothing is forgotten, which is right for a policy that does not learn.",
+    )
+    prior_episodes: float | None = Field(
+        None,
+        ge=0,
+        description="How many episodes the value of its task counts as much as, in the value of a start; null = "
+        "estimated from how alike episodes of one start are.",
+    )
+
+
 class AlgorithmConfig(Section):
     adv_type: Literal[
-        "grpo", "dr_grpo", "rloo", "raw", "remax", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "gae"
+        "grpo",
+        "dr_grpo",
+        "rloo",
+        "raw",
+        "remax",
+        "reinforce_plus_plus",
+        "reinforce_plus_plus_baseline",
+        "gae",
+        "start_value",
     ] = Field(
         "grpo",
         description="Advantage estimator (embodied.algorithms.advantages.estimators); gae needs a value head, remax "
         "runs one more episode a start, without sampling. With remax each step of an episode has the advantage "
         "R − R_greedy of the whole return, also with dense rewards; verl subtracts R_greedy from the rewards that are "
-        "still to come. Both are the same where only the last step has a reward.",
+        "still to come. Both are the same where only the last step has a reward. start_value subtracts what the start "
+        "is worth, as it is remembered from earlier iterations and as the group's other episodes have it.",
     )
+    start_value: StartValueConfig = StartValueConfig()
     adv_std_ddof: int = Field(
         1, ge=0, le=1, description="Degrees of freedom taken off in the group's standard deviation."
     )

@@ -144,6 +144,14 @@ class DataConfig(Section):
         description="Training goes through problems (starts) or demonstrations in a new random order each time; false "
         "= in the order of the files.",
     )
+    start_sampling: Literal["even", "informative"] = Field(
+        "even",
+        description="How training chooses its starts. even = each once before any comes twice. informative = half of "
+        "them evenly, half in proportion to how much returns of a start may differ, by what is remembered of it "
+        "(algorithm.start_value); an episode's advantage is multiplied by 1 / (number of starts · chance), at most 2, "
+        "so that the gradient stays that of all starts. Used are the results before the last algorithm.max_staleness "
+        "iterations.",
+    )
     validation_shuffle: bool = Field(
         False, description="Text: an evaluation takes its problems in random order, the same each time; false = the "
         "first ones.",
