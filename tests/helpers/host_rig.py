@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from embodied.runtime.remote.host import Host
 from embodied.runtime.remote.local import LocalStarter
@@ -100,6 +101,68 @@ class Relay:
         self.cut()
 
 
+class Mutates(Relay):
+    """Changes every ``every``-th piece of what passes, on average; ``mutated`` counts them."""
+
+    def __init__(self, host: Address, every: float, seed: int = 0) -> None:
+        self._every, self.mutated = every, 0
+        self.heard = b""  # what the rollout has sent first, as it was
+        super().__init__(host, seed=seed)
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        before, first = b"", not self.heard and sink.getpeername()[:2] == tuple(self._host)
+        with suppress(OSError), source, sink:
+            while data := source.recv(1 << 16):
+                if first and len(self.heard) < 1 << 14:
+                    self.heard += data
+                if self._chance.random() * self._every < 1:
+                    self.mutated += 1
+                    if not self._send_mutated(data, before, sink):
+                        break
+                else:
+                    sink.sendall(data)
+                before = (before + data)[-(1 << 14) :]
+            sink.shutdown(socket.SHUT_RDWR)
+
+    def _send_mutated(self, data: bytes, before: bytes, sink: socket.socket) -> bool:
+        """Returns whether the connection goes on."""
+        chance = self._chance
+        if (kind := chance.randrange(20)) == 0:  # slow: nothing is changed
+            for at in range(min(len(data), 100)):
+                sink.sendall(data[at : at + 1])
+            sink.sendall(data[100:])
+            return True
+        at, to = sorted(chance.randrange(len(data) + 1) for _ in range(2))
+        if kind < 5:  # truncated
+            sink.sendall(data[:at])
+            return False
+        if kind < 9:  # blocks change places
+            size = 1 << chance.randrange(12)
+            data = data[size : 2 * size] + data[:size] + data[2 * size :]
+        elif kind < 12:  # replayed
+            data = before + data if before else data + data
+        elif kind == 12:  # cut out: noticed when more comes
+            data = data[:at] + data[to:]
+        elif kind < 15:
+            data = data[:at] + chance.randbytes(chance.randrange(1, 2000)) + data[at:]
+        else:
+            data = mutated(data, chance)
+        sink.sendall(data)
+        return True
+
+
+def mutated(data: bytes, chance: random.Random) -> bytes:
+    """Flips bits, or writes a length that nothing has over some bytes."""
+    found = bytearray(data)
+    for _ in range(chance.randrange(1, 4)):
+        at = chance.randrange(len(found))
+        if chance.random() < 0.5:
+            found[at] ^= 1 << chance.randrange(8)
+        else:
+            found[at : at + 8] = struct.pack("<Q", chance.choice((0, 1, 2**31 - 1, 2**32 - 1, 2**63, 2**64 - 1)))
+    return bytes(found)
+
+
 class RelayedHost:
     def __init__(self, host: StartedHost, relay: Relay) -> None:
         self.host, self.relay, self.node, self.address = host, relay, host.node, relay.address
@@ -113,15 +176,18 @@ class RelayedHost:
 
 
 class RelayedStarter:
-    """Hosts behind relays. ``kind``: of the starter that they have; ``damage``: see :class:`Relay`."""
+    """Hosts behind relays. ``kind``: of the starter that they have; ``damage``: see :class:`Relay`; ``every``: see
+    :class:`Mutates`."""
 
-    def __init__(self, kind: type = LocalStarter, damage: int = 0) -> None:
-        self._inner, self._damage = kind(), damage
-        self.relays: list[Relay] = []
+    def __init__(self, kind: type = LocalStarter, damage: int = 0, every: float = 0.0) -> None:
+        self._inner, self._damage, self._every = kind(), damage, every
+        self.relays: list[Any] = []
 
     def start(self, index: int, job: HostJob, key: bytes, avoid: AbstractSet[str]) -> StartedHost:
         host = self._inner.start(index, job, key, avoid)
-        self.relays.append(Relay(host.address, self._damage, seed=index))
+        seed = len(self.relays)
+        made = Mutates(host.address, self._every, seed) if self._every else Relay(host.address, self._damage, seed)
+        self.relays.append(made)
         return RelayedHost(host, self.relays[-1])
 
 

@@ -26,7 +26,7 @@ from embodied.types import WorkerFacts
 
 DIAL_S = 3.0  # seconds of an attempt to reach a host; short, so that a link that is whole again is soon used
 AGAIN_S = 0.3  # pause between two attempts to reach a host
-REFUSALS = 3  # attempts that a host may break off before it counts as gone
+REFUSALS = 3  # attempts that a host may break off, or seem to be of another version, before it counts as gone
 DAMAGES = 3  # connections in a row that break without one new frame
 
 
@@ -163,7 +163,9 @@ class Peer:
                 if time.monotonic() > until:
                     return self.gone(f"has not answered for {self._job.silence_s:g} s ({error})")
             except EmbodiedError as error:
-                return error
+                refusals += 1
+                if refusals == REFUSALS:  # else its hello may have been damaged on its way
+                    return error
             if self._dropped:
                 return self.gone("was given up")
             time.sleep(AGAIN_S)

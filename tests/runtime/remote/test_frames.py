@@ -220,6 +220,12 @@ def test_the_check_of_an_observation_changes_with_it(size):
     if size > 4000:
         data[:8], data[3200:3208] = data[3200:3208].copy(), data[:8].copy()
         assert check_large(views) != check
+    if size > 100_000:
+        for block in (64, 1024, 2048):
+            fresh = random.integers(0, 255, size, dtype=np.uint8)
+            check = check_large([memoryview(fresh)])
+            fresh[:block], fresh[block : 2 * block] = fresh[block : 2 * block].copy(), fresh[:block].copy()
+            assert check_large([memoryview(fresh)]) != check, "blocks that change places"
 
 
 def rows(names: tuple[str, ...] = ("answer",)) -> tuple[Rows, Slab]:

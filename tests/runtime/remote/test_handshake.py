@@ -162,6 +162,18 @@ def test_a_connection_that_could_not_be_accepted_is_not_the_last(door, monkeypat
     dial(door.address, KEY, SESSION, 0, FAR).socket.close()
 
 
+def test_strangers_that_say_nothing_keep_nobody_out(door, monkeypatch):
+    """Those who have waited longest leave when more come than are examined at the same time."""
+    monkeypatch.setattr(handshake, "HELLO_S", 600.0)
+    silent = [socket.create_connection(door.address, FAR) for _ in range(handshake.AT_ONCE + 5)]
+    answer(door)
+    dial(door.address, KEY, SESSION, 0, FAR).socket.close()
+    for each in silent[:6]:
+        assert each.recv(1) == b""
+    for each in silent:
+        each.close()
+
+
 def test_strangers_do_not_harm_the_door(door):
     """A few hundred hellos with bytes changed, cut or added; then the rollout is let in as ever."""
     random = np.random.default_rng(2)

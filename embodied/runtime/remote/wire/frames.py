@@ -15,7 +15,7 @@
 
 A head holds the number of its frame, the number of the last frame that its sender has taken, the sender's clock, sizes
 and checks. The check of the head is a keyed hash (BLAKE2s) with a key of the connection, so that nobody else can write
-a frame; the check of an observation is a weighted sum, which finds damage (15 µs for 393 kB; CRC-32 takes 180 µs).
+a frame; the check of an observation is a weighted sum, which finds damage (30 µs for 393 kB; CRC-32 takes 180 µs).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from embodied.errors import EmbodiedError
 from embodied.runtime.channel import Command, Completion, layout_of
 from embodied.runtime.slab import INFO, Slab
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Number of this format; raise it with every change."""
 
 COMMAND, COMPLETION = layout_of(Command), layout_of(Completion)
@@ -128,19 +128,25 @@ def _keyed(data: bytes, key: bytes, size: int) -> bytes:
 
 
 _COLUMNS = 128
-_WEIGHTS = np.arange(1, 2 * _COLUMNS, 2, dtype=np.uint64)
+_SPREAD = 0x9E3779B97F4A7C15  # odd: multiplied by it, nothing is lost modulo 2⁶⁴
 
 
 def check_large(views: Iterable[memoryview]) -> int:
-    """Returns the check of an observation, modulo 2⁶⁴: the sum of its words, in 128 columns that have an odd weight
-    each. Every change of one word changes it, and so do words of two columns that change places."""
+    """Returns the check of an observation, modulo 2⁶⁴: the sum of its words, in 128 columns and in rows that have a
+    weight each. Every change of one word changes it, and so do words or blocks that change places."""
     total = 0
     for view in views:
         data = np.frombuffer(view, np.uint8)
         size = len(data) // (8 * _COLUMNS) * 8 * _COLUMNS
-        columns = np.add.reduce(data[:size].view(np.uint64).reshape(-1, _COLUMNS), axis=0)
-        total = total * 0x9E3779B97F4A7C15 + int(np.dot(columns, _WEIGHTS)) + _check_rest(data[size:])
+        words = data[:size].view(np.uint64).reshape(-1, _COLUMNS)
+        columns, rows = _weighed(np.add.reduce(words, axis=0), 1), _weighed(np.add.reduce(words, axis=1), 2)
+        total = (total + rows) * _SPREAD + columns + _check_rest(data[size:])
     return total & (1 << 64) - 1
+
+
+def _weighed(sums: np.ndarray, first: int) -> int:
+    """With odd weights for columns and even ones for rows, that of each word is odd: no bit of it is lost."""
+    return int(np.dot(sums, np.arange(first, first + 2 * len(sums), 2, dtype=np.uint64)))
 
 
 def _check_rest(data: np.ndarray) -> int:

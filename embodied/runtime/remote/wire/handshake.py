@@ -27,7 +27,7 @@ from embodied.runtime.remote.starter import Address
 from embodied.runtime.remote.wire.frames import PROTOCOL
 
 HELLO_S = 5.0  # seconds that the peer may take for its part
-AT_ONCE = 16  # connections that are being opened at the same time; others wait
+AT_ONCE = 64  # connections that are being opened at the same time; of more, the one that has waited longest is closed
 PAUSE_S = 0.1  # after a connection that could not be accepted, e.g. for want of file descriptors
 
 _MAGIC = b"embodied-host\0\0\0"
@@ -124,7 +124,8 @@ class Door:
         self.address = Address(*self._listening.getsockname()[:2])
         self._callers: queue.SimpleQueue[Caller] = queue.SimpleQueue()
         self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._free, self._closed = threading.Semaphore(AT_ONCE), threading.Event()
+        self._opening: list[socket.socket] = []
+        self._lock, self._closed = threading.Lock(), threading.Event()
         threading.Thread(target=self._listen, daemon=True, name="door").start()
 
     def fileno(self) -> int:
@@ -150,14 +151,17 @@ class Door:
 
     def _listen(self) -> None:
         while True:
-            self._free.acquire()
             try:
                 connection, peer = self._listening.accept()
             except OSError:
                 if self._closed.wait(PAUSE_S):
                     return
-                self._free.release()
                 continue
+            with self._lock:
+                self._opening.append(connection)
+                if len(self._opening) > AT_ONCE:
+                    with suppress(OSError):  # its thread has just closed it
+                        self._opening.pop(0).shutdown(socket.SHUT_RDWR)
             threading.Thread(target=self._open, args=(connection, peer), daemon=True, name="caller").start()
 
     def _open(self, connection: socket.socket, peer: object) -> None:
@@ -169,7 +173,8 @@ class Door:
             connection.close()
             print(f"{peer} was not let in: {error}", flush=True)
         finally:
-            self._free.release()
+            with self._lock, suppress(ValueError):
+                self._opening.remove(connection)
 
     def _examine(self, connection: socket.socket) -> Caller:
         theirs = _exactly(connection, _HELLO.size)
