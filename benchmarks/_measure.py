@@ -10,6 +10,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from datetime import date
 from pathlib import Path
 from statistics import median
@@ -54,6 +55,15 @@ def descendants(pid: int) -> list[int]:
     """``pid`` and all processes below it."""
     children = read_proc(Path(f"/proc/{pid}/task/{pid}/children")).split()
     return [pid, *(found for child in children for found in descendants(int(child)))]
+
+
+def same_priority(pids: Iterable[int]) -> None:
+    """Gives the sessions of these processes, and of all below them, the share of the cores that this one's session has
+    (Linux's autogroups). Does nothing where that is not to be had."""
+    if own := read_proc(Path("/proc/self/autogroup")).split()[-1:]:
+        for pid in (below for top in pids for below in descendants(top)):
+            with suppress(OSError):
+                Path(f"/proc/{pid}/autogroup").write_text(own[0], encoding="utf-8")
 
 
 def begin(args: argparse.Namespace) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from embodied.runtime.remote.local import LocalStarter
 from embodied.runtime.remote.starter import Address, HostJob, StartedHost
 
 READY_S = 10.0  # for an actor to get its CPUs
-TAIL_S = 3.0  # a node that is gone does not answer
+TAIL_S = 0.5  # one that is there answers in milliseconds, and who is gone is said within a second
 
 
 class Place(NamedTuple):

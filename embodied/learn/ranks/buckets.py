@@ -19,7 +19,7 @@ from embodied.parallel.group import Group
 
 BUCKET = 2**24  # bytes of small tensors that travel together; a larger one travels alone
 ALIGNED = 64  # bytes: as torch aligns tensors, so that products have the same bits wherever a tensor lies
-UNDER_WAY = 2  # broadcasts at a time
+UNDER_WAY = 3  # broadcasts at a time
 
 
 @dataclass

@@ -1,25 +1,28 @@
 """What simulator hosts cost: the same env slots as workers of this process, and on hosts that send rows over TCP.
 
-    python benchmarks/scaling_hosts.py --rounds 5
-
 - ``port``: rows of 393 kB (two pictures of 256×256) that the env only draws; each slot is stepped again as soon as it
   has answered. The local pool, one host and two, open at the same time and measured in turn; medians over rounds. CPU
-  time is that of all processes: this one, hosts, workers.
+  time is that of all processes: this one, hosts, workers. Bytes received are compared with rows × the bytes of an
+  observation.
 - ``sleep``: simulators whose chunks take 120 ms (log-normal), as LIBERO's do in software, in which they sleep; a worker
   each: 1, 2 and 4 hosts against a local pool of as many slots, and against one host (weak scaling).
-
-Bytes received are compared with rows × the bytes of an observation.
+- ``objects``: rows as objects of Ray, from actors on another node, into the same rows as a pool's; CPU time of all
+  processes on both nodes, Ray's own included.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import json
+import time
 from functools import partial
+from pathlib import Path
+from statistics import median
 from typing import Any
 
+import _scaling_lab as nodes
 from _envs import CostEnv
-from _measure import judge, machine, save, spread
+from _measure import cpu_seconds, descendants, spread
 from _ways import HostsWay, PoolWay, interleaved, median_of, ratio
 
 PORT = {"local": 0, "1 host": 1, "2 hosts": 2}
@@ -40,7 +43,11 @@ def port(args: argparse.Namespace) -> dict[str, Any]:
         ) / 1000,
         "bytes received over those of the rows": _bytes(env, args),
     }  # fmt: skip
-    return {"found": found, "bars": bars}
+    return {"found": _spreads(found), "bars": bars}
+
+
+def _spreads(found: dict[str, dict[str, list[float]]]) -> dict[str, dict[str, dict[str, float]]]:
+    return {way: {figure: spread(values) for figure, values in figures.items()} for way, figures in found.items()}
 
 
 def _bytes(env: dict[str, Any], args: argparse.Namespace) -> float:
@@ -58,58 +65,48 @@ def sleep(args: argparse.Namespace) -> dict[str, Any]:
         slots = hosts * each
         ways[f"local, {slots} slots"] = partial(PoolWay, env, slots, slots, ready=True)
         ways[f"{hosts} hosts, {slots} slots"] = partial(HostsWay, hosts, env, slots, slots, ready=True)
-    found = interleaved(ways, args.rounds, args.seconds)
+    found = interleaved(ways, args.rounds, args.sleep_seconds)
     bars, first = {}, args.hosts[0]
     for hosts in args.hosts:
         own = f"{hosts} hosts, {hosts * each} slots"
         bars[f"{hosts} hosts: rows/s over local"] = ratio(found, own, f"local, {hosts * each} slots", "frames_per_s")
         weak = ratio(found, own, f"{first} hosts, {first * each} slots", "frames_per_s") * first / hosts
         bars[f"{hosts} hosts: weak scaling"] = weak
-    return {"found": found, "bars": bars}
+    return {"found": _spreads(found), "bars": bars}
 
 
-CELLS = {"port": port, "sleep": sleep}
+@nodes.needs
+def objects(args: argparse.Namespace) -> dict[str, Any]:
+    """CPU time of a row as an object of Ray, of all processes on two nodes."""
+    script = str(Path(__file__).parent / "_ray_objects.py")
+    with nodes.cluster(args, "a", "b") as made:
+        settings = json.dumps({"size": args.size, "envs": args.envs, "workers": args.workers})
+        out = made.folder / "out"
+        with out.open("wb") as file, (made.folder / "err").open("wb") as errors:
+            process = made.popen("a", [made.python, script, settings], stdout=file, stderr=errors)
 
-BARS = {
-    "1 host: rows/s": (">=", 1000.0),
-    "1 host: CPU ms a row more than local": ("<=", 0.4),
-    "bytes received over those of the rows": ("<=", 1.01),
-    **{f"{hosts} hosts: rows/s over local": (">=", 0.97) for hosts in (1, 2, 4)},
-    **{f"{hosts} hosts: weak scaling": (">=", 0.9) for hosts in (1, 2, 4)},
-}
-"""What is to be kept on an idle machine."""
+        def rows() -> int:
+            """Rows so far; the script says them ten times a second."""
+            if process.poll() is not None:
+                raise SystemExit((made.folder / "err").read_text(encoding="utf-8")[-3000:])
+            lines = [line for line in out.read_text(encoding="utf-8").splitlines() if line.isdecimal()]
+            return int(lines[-1]) if lines else 0
 
+        def used() -> float:
+            tops = [process.pid, *(node.pid for node in made.nodes.values())]
+            return cpu_seconds({pid for top in tops for pid in descendants(top)})
 
-def arguments(argv: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", nargs="+", default=[*CELLS], choices=[*CELLS])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of one measurement")
-    parser.add_argument("--envs", type=int, default=16)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--size", type=int, default=256, help="picture height and width of the port, pixels")
-    parser.add_argument("--small", type=int, default=64, help="the same where simulators sleep")
-    parser.add_argument("--hosts", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--slots-of-host", type=int, default=4, help="where simulators sleep")
-    parser.add_argument("--name", default="scaling_hosts", help="of the result's file")
-    return parser.parse_args(argv)
-
-
-def main(argv: list[str] | None = None) -> dict[str, Any]:
-    args = arguments(argv)
-    result: dict[str, Any] = {"machine": machine(["numpy"]), "settings": vars(args), "cells": {}}
-    for cell in args.cells:
-        print(cell)
-        got = CELLS[cell](args)
-        got["kept"] = judge(got["bars"], BARS)
-        got["found"] = {
-            way: {figure: spread(values) for figure, values in figures.items()} for way, figures in got["found"].items()
-        }
-        result["cells"][cell] = got
-        result["load_after"] = os.getloadavg()[0]
-        print("wrote", save(args.name, result))
-    return result
-
-
-if __name__ == "__main__":
-    main()
+        try:
+            nodes.when(lambda: rows() > 5 * args.envs)
+            found: dict[str, list[float]] = {"frames_per_s": [], "cpu_us_per_frame": []}
+            for _ in range(args.rounds):
+                before, cpu, began = rows(), used(), time.perf_counter()
+                time.sleep(args.seconds)
+                got, cpu, wall = rows() - before, used() - cpu, time.perf_counter() - began
+                found["frames_per_s"].append(got / wall)
+                found["cpu_us_per_frame"].append(1e6 * cpu / got)
+        finally:
+            process.kill()
+            process.wait()
+    return {"found": {"Ray objects": {name: spread(values) for name, values in found.items()}},
+            "bars": {"Ray objects: CPU ms a row": median(found["cpu_us_per_frame"]) / 1000}}  # fmt: skip
