@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 
 from embodied.evaluation.compare import Comparison, Rate, Row, same_protocol
+from embodied.evaluation.counts import Pair
 from embodied.evaluation.results import WrittenEvaluation
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -17,7 +18,7 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 Names = tuple[str, str]
 
 
-def letters(comparison: Comparison) -> Names:
+def letters(comparison: Comparison | Pair) -> Names:
     """Returns the letters under which a comparison's text names the two evaluations."""
     first, second = comparison.places
     return LETTERS[first], LETTERS[second]

@@ -166,10 +166,10 @@ METRICS: dict[str, str] = {
     "time/save_share": "save_s as a share of iteration_s, 0..1",
     "time/train_mfu": "tflops_per_s as a share of the device's peak (runner.peak_tflops; none without it), 0..1",
     "time/iteration_s": "wall time since the iteration before was logged, s",
-    "time/run_s": "wall time of all launches of the run so far, from the opening of its folder on, evaluations and what "
-    "interruptions lost included; none of a run that an older version began, s",
-    "time/run_cpu_s": "CPU time of the same: all threads of its processes and of those that they start, env "
-    "workers; without simulator hosts on other machines, s",
+    "time/run_s": "wall time of all launches of the run so far, evaluations and what interruptions lost included, each "
+    "from the opening of the run's folder on; none of a run that an older version began, s",
+    "time/run_cpu_s": "CPU time of the same: its processes and those that they start, such as env workers; without "
+    "simulator hosts on other machines, s",
     "time/policy_share": "share of the rollout's wall time spent in the policy, 0..1",
     "time/env_wait_share": "share of the rollout's wall time spent waiting for env workers, 0..1",
     "time/slot_idle_share": "share of the slots' time without a command: waiting for the policy or an episode, 0..1",

@@ -30,6 +30,9 @@ OF_ITS_OWN = (
 )  # fmt: skip
 """Keys that may differ between seeds of one experiment: beside the seed, those that change no number."""
 
+SEEDED = ("actor.model.seed",)
+"""Keys that follow the seed unless they are set."""
+
 
 @dataclass(frozen=True)
 class ChartMetric:
@@ -131,11 +134,15 @@ class Chart:
     lines: Sequence[Line]
 
 
-def groups(runs: Sequence[Run]) -> list[Group]:
-    """Groups runs that differ in their seeds alone, in their order."""
+def groups(runs: Sequence[Run], beside: tuple[str, ...] = ()) -> list[Group]:
+    """Groups runs that differ in their seeds alone, in their order.
+
+    Args:
+        beside: keys in which they may differ besides.
+    """
     found: list[list[Run]] = []
     for run in runs:
-        same = next((group for group in found if _same(group[0], run)), None)
+        same = next((group for group in found if _same(group[0], run, beside)), None)
         if same is None:
             found.append([run])
         else:
@@ -143,12 +150,18 @@ def groups(runs: Sequence[Run]) -> list[Group]:
     return [Group(_label(group), group) for group in found]
 
 
-def _same(first: Run, second: Run) -> bool:
+def _same(first: Run, second: Run, beside: tuple[str, ...]) -> bool:
     if first.config is None or second.config is None:
         return False
     if first.setting("runner.seed") == second.setting("runner.seed"):
         return False
-    return all(key.startswith(OF_ITS_OWN) for key, _, _ in differences(first.config, second.config))
+    own = (*OF_ITS_OWN, *beside, *(SEEDED if all(_is_seeded(run) for run in (first, second)) else ()))
+    return all(key.startswith(own) for key, _, _ in differences(first.config, second.config))
+
+
+def _is_seeded(run: Run) -> bool:
+    """Returns whether the model's seed is the run's."""
+    return all(run.setting(key) == run.setting("runner.seed") for key in SEEDED)
 
 
 def _label(runs: Sequence[Run]) -> str:

@@ -2,6 +2,8 @@
 
     A, B, C ─▶ evaluation/results.py: files ─▶ evaluation/pairwise.py: A B, A C, B C; tests ─▶ tables, or --json
 
+    --counts 30/50 41/50 ─▶ evaluation/counts.py: counts that others publish, of which there are no files
+
 Each is compared with each other one, and with three or more McNemar's p-values are corrected for the number of pairs by
 Holm's method (Holm 1979, :mod:`embodied.evaluation.pairwise`). Nothing is run: it reads what ``embodied.eval`` and
 trainings have written.
@@ -18,6 +20,8 @@ from typing import Any
 
 from embodied.cli import piped
 from embodied.errors import ConfigError, EmbodiedError, printed
+from embodied.evaluation import counts, counts_text
+from embodied.evaluation.chosen import chosen
 from embodied.evaluation.compare import Comparison, same_protocol
 from embodied.evaluation.comparison_text import (
     LETTERS,
@@ -39,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, whatever the difference is, or 2 after an explained error."""
     given = _arguments().parse_args(argv)
     try:
+        if given.counts is not None or given.best_of is not None:
+            return _of_counts(given)
         if not 2 <= len(given.evaluations) <= len(LETTERS):
             raise ConfigError(
                 f"got {len(given.evaluations)} evaluations, expected 2 to {len(LETTERS)}",
@@ -61,12 +67,43 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _of_counts(given: argparse.Namespace) -> int:
+    """Compares counts in place of evaluations."""
+    if not given.counts:
+        raise ConfigError(
+            "--best-of stands alone, and evaluations in files say themselves whether they were chosen",
+            "give the counts that it is about: --counts 30/50 41/50 --best-of 13",
+        )
+    if given.evaluations or given.unpaired or given.same_starts:
+        raise ConfigError(
+            "--counts compares numbers, which have no starts, and files are named or paired beside it",
+            "give --counts alone, or leave it out to compare files",
+        )
+    if len(given.counts) > len(LETTERS):
+        raise ConfigError(f"got {len(given.counts)} systems, expected 1 to {len(LETTERS)}", "leave some out")
+    systems = counts.parse(given.counts, given.best_of or ())
+    found = counts.compare(systems)
+    if given.json:
+        print(json.dumps(counts_text.as_json(systems, found), indent=1))
+        return 0
+    console = make_console()
+    console.table("success counts", counts_text.table(systems))
+    for one in found:
+        first, second = letters(one)
+        console.say(f"\n{second} against {first}")
+        for line in counts_text.lines(one, systems):
+            console.say(line)
+    if more := counts_text.many_pairs(found):
+        console.say(f"\n{more}")
+    return 0
+
+
 def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "python -m embodied.tools.compare", description="Say whether success differs between evaluations."
     )
     parser.add_argument(
-        "evaluations", nargs="+", metavar="EVALUATION",
+        "evaluations", nargs="*", metavar="EVALUATION",
         help="runs/NAME (its newest), runs/NAME@10 (after 10 iterations), a file runs/NAME/eval/000010.json, or a "
         "checkpoint that its run or embodied eval has evaluated; each is compared with each other one",
     )  # fmt: skip
@@ -75,6 +112,16 @@ def _arguments() -> argparse.ArgumentParser:
     starts.add_argument(
         "--same-starts", action="store_true", help="equal numbers are equal starts, although the envs' arguments differ"
     )
+    parser.add_argument(
+        "--counts", nargs="+", metavar="K/N[,K/N…]",
+        help="compare published counts in place of evaluations, one for each system: successes/episodes, several "
+        "trainings (seeds) of a system with commas",
+    )  # fmt: skip
+    parser.add_argument(
+        "--best-of", nargs="+", metavar="N",
+        help="with --counts: of how many evaluations (checkpoints) the count of the last system is the best; or a "
+        "number for each system",
+    )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap over tasks (default: 0)")
     parser.add_argument("--json", action="store_true", help="print every number as JSON")
     return parser
@@ -128,6 +175,9 @@ def _show(console: Console, one: Comparison) -> None:
     console.table("success", table(one, names))
     for line in lines(one, names):
         console.say(line)
+    for name, side in zip(names, (one.first, one.second), strict=True):
+        if best := chosen(side):
+            console.say(best.text(name))
 
 
 def _short(value: Any) -> str:
@@ -153,7 +203,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
     """Converts a comparison to JSON values."""
     sides = {
         name: {"name": side.name, "file": str(side.file), "weights": side.conditions.get("weights"),
-               "starts": count, "not_run": side.not_run,
+               "starts": count, "not_run": side.not_run, "chosen": (best := chosen(side)) and asdict(best),
                "protocol": {key: side.protocol.get(key) for key in ("name", "hash")}}
         for name, side, count in zip(
             ("first", "second"), (comparison.first, comparison.second), comparison.starts, strict=True

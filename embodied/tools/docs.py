@@ -1,4 +1,4 @@
-"""``python -m embodied.tools.docs``: writes the pages that are generated from code (``make docs``)."""
+"""``python -m embodied.tools.docs``: writes the pages and the schema that are generated from code (``make docs``)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 from embodied.cli import piped
 from embodied.observe import metrics
+from embodied.report.time_to_success import rows
 from embodied.schema.compose.of_hydra import OF_HYDRA
 from embodied.schema.others.accepted_no_ops import NoOp, no_ops
 from embodied.schema.others.key_table import Key, keys
@@ -154,6 +155,8 @@ def main() -> int:
     for name, page in PAGES.items():
         (DOCS / name).write_text(page(), encoding="utf-8")
         print(f"wrote {DOCS / name}")
+    rows.SCHEMA.write_text(rows.schema(), encoding="utf-8")
+    print(f"wrote {rows.SCHEMA}")
     return 0
 
 

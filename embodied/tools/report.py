@@ -18,12 +18,24 @@ from embodied.errors import ConfigError, EmbodiedError, printed
 from embodied.observe.terminal.console import make_console
 from embodied.report.reading import Run
 from embodied.run.folder.beside.reports import FILE
+from embodied.tools.library import time_to_success
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, or 2 after an explained error."""
     given = _arguments().parse_args(argv)
     try:
+        if given.time_to_success:
+            return time_to_success.main(given)
+        if not given.runs or given.check or given.json or given.markdown or given.protocol:
+            raise ConfigError(
+                "no run is named"
+                if not given.runs
+                else "--check, --json, --markdown and --protocol are of --time-to-success",
+                "name a run: embodied report runs/NAME"
+                if not given.runs
+                else "add --time-to-success, or leave them out",
+            )
         if not given.size > 0:
             raise ConfigError(f"--size is {given.size:g}", "give the most megabytes that the file may have, e.g. 30")
         console = make_console(sys.stderr)
@@ -61,7 +73,7 @@ def _arguments() -> argparse.ArgumentParser:
         "python -m embodied.tools.report", description="Write one HTML file that shows runs and evaluations."
     )
     parser.add_argument(
-        "runs", nargs="+", metavar="RUN|EVAL",
+        "runs", nargs="*", metavar="RUN|EVAL",
         help="runs/NAME (a whole run), or one evaluation: runs/NAME@10 (after 10 iterations), a file "
         "runs/NAME/eval/000010.json; several are drawn over each other and compared in pairs",
     )  # fmt: skip
@@ -73,6 +85,16 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--ended", action="store_true", help="the run has ended, although its process is still there (its last report)"
     )
+    times = parser.add_argument_group("time to success, in place of the HTML file")
+    times.add_argument(
+        "--time-to-success", action="store_true",
+        help="what trainings took until the lower bound of an evaluation passed 50, 70, 85 %%; a RUN may be the folder "
+        "of an evaluation (embodied eval) of another RUN's checkpoint",
+    )  # fmt: skip
+    times.add_argument("--protocol", metavar="NAME|HASH", help="count the evaluations of this protocol alone")
+    times.add_argument("--json", action="store_true", help="print the rows as JSON")
+    times.add_argument("--markdown", action="store_true", help="print the tables as Markdown")
+    times.add_argument("--check", metavar="FILE", help="check the rows in a JSON file, and print their tables")
     return parser
 
 
