@@ -28,7 +28,8 @@ from embodied.learn.score.drift import with_drift
 from embodied.learn.score.score import Scorer
 from embodied.learn.step.engine import Outcome, StepEngine, Stepping, under, value_grad_norm
 from embodied.learn.step.freeze import drop_gradients_beside_value_head, value_head_only
-from embodied.learn.step.meters.update_metrics import UpdateMetrics, add_stats, on_cpu
+from embodied.learn.step.meters.noise.meter import NoiseMeter
+from embodied.learn.step.meters.update_metrics import UpdateMetrics
 from embodied.learn.step.objective import Objective
 from embodied.learn.step.passes import ForwardPasses, RankRecords, check_counts_tokens
 from embodied.learn.step.reference import Reference
@@ -96,6 +97,7 @@ class Trainer(Stepping):
         whole = Need.DISTRIBUTION in self._objective.needs | self._score.needs
         offload = self.actor.fsdp_config.activation_offload
         self._evaluate = ForwardPasses(self.policy, self.sampling, self._parallel, self._reference, whole, offload)
+        self.noise = NoiseMeter(self.policy, self._parallel, self.seed, self.device, algorithm.calculate_noise_scale)
         self._rest()
 
     @contextmanager
@@ -150,7 +152,7 @@ class Trainer(Stepping):
         own, metrics = self._own(arrays, results), UpdateMetrics()
         batch, trained, own = self._score(own, results, self._evaluate, baselines, metrics, watch)
         if trained is not None:
-            self._epochs(own, trained, iteration, metrics, watch)
+            self._epochs(own, trained, iteration, metrics, watch, len(results))
         metrics = metrics.over(self._group)
         self.samples, self.flops = metrics.samples, metrics.flops
         return metrics.metrics() | self._state_metrics(metrics, batch, len(results)), batch
@@ -158,6 +160,7 @@ class Trainer(Stepping):
     def _state_metrics(self, metrics: UpdateMetrics, batch: Batch, episodes: int) -> dict[str, float]:
         """Returns metrics of the trainer's state after an update; also adapts the weight of the KL."""
         found: dict[str, float] = {"train/lr": self.engine.lr, "train/weight_version": self.weight_version}
+        found |= self.noise.metrics(episodes)
         if (kl := metrics.mean("train/kl_reference")) is not None:
             found["train/kl_beta"] = self._kl_coefficient.value
             self._kl_coefficient.update(kl, episodes)
@@ -171,7 +174,7 @@ class Trainer(Stepping):
         """Returns an update's state beside policy and optimizer, for checkpoints (embodied/learn/checkpoint/state.py):
         numbers and tensors (not copies) by name. Which names there are is a function of the configuration."""
         state: dict[str, Any] = {**self.engine.state_dict(), **self.acting.state_dict()}
-        state |= {"kl_beta": self._kl_coefficient.value, "unlogged": self.unlogged}
+        state |= {"kl_beta": self._kl_coefficient.value, "unlogged": self.unlogged, "noise": self.noise.state_dict()}
         if self._kept_reference is not None:
             state |= {f"reference.{name}": tensor for name, tensor in self._kept_reference.state_dict().items()}
         return state
@@ -182,6 +185,7 @@ class Trainer(Stepping):
         self.acting.load_state_dict(state, self.weight_version)
         self._kl_coefficient.value = float(state["kl_beta"])
         self.unlogged = dict(state.get("unlogged", {}))  # checkpoints of earlier versions have none
+        self.noise.load_state_dict(state.get("noise", {}))  # nor these
         if self._kept_reference is not None:
             self._kept_reference.load_state_dict(under("reference", state))
 
@@ -203,15 +207,18 @@ class Trainer(Stepping):
         if self.algorithm.reset_optimizer_with_reference:
             self.optimizer.state.clear()
 
-    def _epochs(self, own: RankRecords, batch: Batch, iteration: int, metrics: UpdateMetrics, watch: Watch) -> None:
+    def _epochs(
+        self, own: RankRecords, batch: Batch, iteration: int, metrics: UpdateMetrics, watch: Watch, episodes: int
+    ) -> None:  # fmt: skip
         balance: Balance | None = None
         if self.actor.enable_dp_load_balance and self._group.size > 1:
             balance, batch = Balance.of(own, batch)
         with watch("update", self._passes(own, batch, iteration, balance)) as passed:
-            for epoch in range(self.algorithm.update_epoch):
+            with self.noise.first_pass(batch, iteration, metrics, episodes):
+                self._epoch(own, batch, (iteration, 0), metrics, passed, balance)
+            metrics.records = metrics.samples
+            for epoch in range(1, self.algorithm.update_epoch):
                 self._epoch(own, batch, (iteration, epoch), metrics, passed, balance)
-                if epoch == 0:
-                    metrics.records = metrics.samples
 
     def _passes(self, own: RankRecords, batch: Batch, iteration: int, balance: Balance | None) -> int:
         """Counts the records that this rank will compute in the epochs of an iteration."""
@@ -266,7 +273,8 @@ class Trainer(Stepping):
                 return self._empty_pass(own, whole)
             metrics.add_staleness(self.weight_version - batch.versions[chosen[part]])
             rows = batch.rows[chosen[part].numpy()]
-            return self._micro_batch(own, rows, whole.part(part, self.device), metrics, untrained)
+            with self.noise.records(chosen[part], self.engine.loss_scale.value):
+                return self._micro_batch(own, rows, whole.part(part, self.device), metrics, untrained)
 
         taken = self.engine.take(
             self._micro_batches(own, batch, chosen, keep, metrics), passed, backward,
@@ -280,7 +288,7 @@ class Trainer(Stepping):
         """Returns whether the gradients of an optimizer batch, summed over ranks, may be applied."""
         if self._warming_up:
             drop_gradients_beside_value_head(self.policy)
-        return not self._too_far(metrics)
+        return not metrics.too_far(self.algorithm.early_stop_imp_ratio, self._group)
 
     def _measure_value_head(self, norm: float, metrics: UpdateMetrics) -> None:
         if self._has_value:
@@ -307,14 +315,6 @@ class Trainer(Stepping):
         (0.0 * total).backward()
         return 0.0
 
-    def _too_far(self, metrics: UpdateMetrics) -> bool:
-        """Returns whether the optimizer batch in progress has a mean ratio beyond ``early_stop_imp_ratio``."""
-        limit = self.algorithm.early_stop_imp_ratio
-        if limit is None:
-            return False
-        stats = add_stats(self._group.gather(on_cpu(metrics.batch_stats)))
-        return stats is not None and stats.mean_ratio > limit
-
     def _micro_batch(
         self, own: RankRecords, rows: np.ndarray, part: OptimizerBatch, metrics: UpdateMetrics, untrained: bool
     ) -> float:
@@ -334,7 +334,9 @@ class Trainer(Stepping):
         """Forward pass of m records: the terms' shares of their loss, and the sum."""
         in_loss = Need.REFERENCE in self._objective.needs and not self._warming_up
         reference = self._evaluate.reference(records) if in_loss else None
-        shares = self._objective.shares(part, records, self._evaluate(records), reference, untrained)
+        result = self._evaluate(records)
+        self.noise.check(result)
+        shares = self._objective.shares(part, records, result, reference, untrained)
         return shares, self._objective.total(shares, value_only=self._warming_up)
 
     @property

@@ -64,6 +64,14 @@ class UpdateMetrics:
         """Forget the measurements of the optimizer batch before."""
         self.batch_stats = None
 
+    def too_far(self, limit: float | None, group: Group) -> bool:
+        """Returns whether the optimizer batch in progress has a mean ratio beyond ``limit``; None = no limit. A
+        collective of ``group``."""
+        if limit is None:
+            return False
+        stats = add_stats(group.gather(on_cpu(self.batch_stats)))
+        return stats is not None and stats.mean_ratio > limit
+
     def add(self, shares: Iterable[Share]) -> None:
         """Add what the terms have measured of one micro-batch. Waits for the device."""
         for share in shares:
