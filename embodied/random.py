@@ -43,6 +43,7 @@ class Stream(IntEnum):
     DEMONSTRATION_NOISE = 17  # of a demonstrated sample; place: its number, in the run's order or (1) in a validation
     MEASURED_NOISE = 18  # of a decision by which two forms of a policy are compared; place: number of the observation
     INFORMATIVE_STARTS = 19  # starts that are drawn by what is known of them; place: iteration, sampling round
+    SKETCH = 20  # projections of the gradients of an update's groups; place: iteration
 
     @property
     def coordinates(self) -> int:
@@ -56,7 +57,7 @@ COORDINATES = {
     Stream.HELD_OUT: 0, Stream.SAMPLES: 1, Stream.AUGMENTATION: 1, Stream.DROPOUT: 1, Stream.EXPERT_NOISE: 1,
     Stream.EVAL_VOTES: 2, Stream.CONDITIONS: 1, Stream.TRAIN_PERTURBATION: 3, Stream.EVAL_PERTURBATION: 3,
     Stream.SERVED_NOISE: 2, Stream.RANDOM_ACTIONS: 2, Stream.EXPERT_MISTAKES: 1,
-    Stream.DEMONSTRATION_NOISE: 2, Stream.MEASURED_NOISE: 1, Stream.INFORMATIVE_STARTS: 2,
+    Stream.DEMONSTRATION_NOISE: 2, Stream.MEASURED_NOISE: 1, Stream.INFORMATIVE_STARTS: 2, Stream.SKETCH: 1,
 }  # fmt: skip
 
 

@@ -32,6 +32,7 @@ class Batch:
     advantages: Tensor  # float32 [N, V]
     positive: Tensor  # bool [N], the record's episode has a return above 0
     versions: Tensor  # int64 [N], version of the weights that acted
+    group_ids: Tensor  # int64 [N], group of the record's episode
     groups: Advantages  # largest advantage of each episode, and which groups have none
     value_targets: Tensor | None  # float32 [N, V], what the value head should have said; None if none is trained
     explained_variance: float | None  # fit of values at action time; None without values, or if all targets are equal

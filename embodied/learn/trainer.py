@@ -29,6 +29,7 @@ from embodied.learn.score.score import Scorer
 from embodied.learn.score.start_memory import StartMemory
 from embodied.learn.step.engine import Outcome, StepEngine, Stepping, under, value_grad_norm
 from embodied.learn.step.freeze import drop_gradients_beside_value_head, value_head_only
+from embodied.learn.step.meters.noise.meter import NoiseMeter
 from embodied.learn.step.meters.update_metrics import UpdateMetrics
 from embodied.learn.step.objective import Objective
 from embodied.learn.step.passes import ForwardPasses, RankRecords, check_counts_tokens
@@ -99,6 +100,7 @@ class Trainer(Stepping):
         whole = Need.DISTRIBUTION in self._objective.needs | self._score.needs
         offload = self.actor.fsdp_config.activation_offload
         self._evaluate = ForwardPasses(self.policy, self.sampling, self._parallel, self._reference, whole, offload)
+        self.noise = NoiseMeter(self.policy, self._parallel, self.seed, self.device, algorithm.calculate_noise_scale)
         self._rest()
 
     @contextmanager
@@ -155,7 +157,7 @@ class Trainer(Stepping):
         if self.starts is not None and returns is not None:
             self.starts.learn(results, returns, iteration)
         if trained is not None:
-            self._epochs(own, trained, iteration, metrics, watch)
+            self._epochs(own, trained, iteration, metrics, watch, len(results))
         metrics = metrics.over(self._group)
         self.samples, self.flops = metrics.samples, metrics.flops
         return metrics.metrics() | self._state_metrics(metrics, batch, len(results)), batch
@@ -164,6 +166,7 @@ class Trainer(Stepping):
         """Returns metrics of the trainer's state after an update; also adapts the weight of the KL."""
         found: dict[str, float] = {"train/lr": self.engine.lr, "train/weight_version": self.weight_version}
         found |= {} if self.starts is None else self.starts.metrics
+        found |= self.noise.metrics(episodes)
         if (kl := metrics.mean("train/kl_reference")) is not None:
             found["train/kl_beta"] = self._kl_coefficient.value
             self._kl_coefficient.update(kl, episodes)
@@ -177,7 +180,7 @@ class Trainer(Stepping):
         """Returns an update's state beside policy and optimizer, for checkpoints (embodied/learn/checkpoint/state.py):
         numbers and tensors (not copies) by name. Which names there are is a function of the configuration."""
         state: dict[str, Any] = {**self.engine.state_dict(), **self.acting.state_dict()}
-        state |= {"kl_beta": self._kl_coefficient.value, "unlogged": self.unlogged}
+        state |= {"kl_beta": self._kl_coefficient.value, "unlogged": self.unlogged, "noise": self.noise.state_dict()}
         state |= {} if self.starts is None else {"starts": self.starts.state_dict()}
         if self._kept_reference is not None:
             state |= {f"reference.{name}": tensor for name, tensor in self._kept_reference.state_dict().items()}
@@ -189,6 +192,7 @@ class Trainer(Stepping):
         self.acting.load_state_dict(state, self.weight_version)
         self._kl_coefficient.value = float(state["kl_beta"])
         self.unlogged = dict(state.get("unlogged", {}))  # checkpoints of earlier versions have none
+        self.noise.load_state_dict(state.get("noise", {}))  # nor these
         if self.starts is not None:
             self.starts.load_state_dict(state.get("starts", {}))
         if self._kept_reference is not None:
@@ -212,15 +216,18 @@ class Trainer(Stepping):
         if self.algorithm.reset_optimizer_with_reference:
             self.optimizer.state.clear()
 
-    def _epochs(self, own: RankRecords, batch: Batch, iteration: int, metrics: UpdateMetrics, watch: Watch) -> None:
+    def _epochs(
+        self, own: RankRecords, batch: Batch, iteration: int, metrics: UpdateMetrics, watch: Watch, episodes: int
+    ) -> None:  # fmt: skip
         balance: Balance | None = None
         if self.actor.enable_dp_load_balance and self._group.size > 1:
             balance, batch = Balance.of(own, batch)
         with watch("update", self._passes(own, batch, iteration, balance)) as passed:
-            for epoch in range(self.algorithm.update_epoch):
+            with self.noise.first_pass(batch, iteration, metrics, episodes):
+                self._epoch(own, batch, (iteration, 0), metrics, passed, balance)
+            metrics.records = metrics.samples
+            for epoch in range(1, self.algorithm.update_epoch):
                 self._epoch(own, batch, (iteration, epoch), metrics, passed, balance)
-                if epoch == 0:
-                    metrics.records = metrics.samples
 
     def _passes(self, own: RankRecords, batch: Batch, iteration: int, balance: Balance | None) -> int:
         """Counts the records that this rank will compute in the epochs of an iteration."""
@@ -275,7 +282,8 @@ class Trainer(Stepping):
                 return self._empty_pass(own, whole)
             metrics.add_staleness(self.weight_version - batch.versions[chosen[part]])
             rows = batch.rows[chosen[part].numpy()]
-            return self._micro_batch(own, rows, whole.part(part, self.device), metrics, untrained)
+            with self.noise.records(chosen[part], self.engine.loss_scale.value):
+                return self._micro_batch(own, rows, whole.part(part, self.device), metrics, untrained)
 
         taken = self.engine.take(
             self._micro_batches(own, batch, chosen, keep, metrics), passed, backward,
@@ -335,7 +343,9 @@ class Trainer(Stepping):
         """Forward pass of m records: the terms' shares of their loss, and the sum."""
         in_loss = Need.REFERENCE in self._objective.needs and not self._warming_up
         reference = self._evaluate.reference(records) if in_loss else None
-        shares = self._objective.shares(part, records, self._evaluate(records), reference, untrained)
+        result = self._evaluate(records)
+        self.noise.check(result)
+        shares = self._objective.shares(part, records, result, reference, untrained)
         return shares, self._objective.total(shares, value_only=self._warming_up)
 
     @property

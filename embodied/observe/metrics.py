@@ -72,6 +72,11 @@ METRICS: dict[str, str] = {
     "train/value_loss": "mean over the iteration's updates of the value head's loss",
     "train/explained_variance": "1 - Var(target - value)/Var(target) when they acted; 1 = perfect, 0 = a constant",
     "train/grad_norm": "mean over updates of the gradient's 2-norm before clipping",
+    "train/noise_scale_episodes": "episodes that an iteration must have for a signal_to_noise of 1, as a mean over "
+    "iterations of which an earlier one counts less; none while the gradient is not above its noise "
+    "(calculate_noise_scale)",
+    "train/signal_to_noise": "squared length of the true gradient over that of the noise in the sum of an iteration's "
+    "gradients, the same mean; 0: not above the noise",
     "train/lr": "learning rate of the last update",
     "train/ratio_mean": "mean probability ratio between the present and the acting policy; 1 = no change",
     "train/ratio_max": "largest such ratio",

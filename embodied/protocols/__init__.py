@@ -40,6 +40,7 @@ from embodied.protocols.policy import Decoding as Decoding
 from embodied.protocols.policy import HasDemonstrationLoss as HasDemonstrationLoss
 from embodied.protocols.policy import HasExtraState as HasExtraState
 from embodied.protocols.policy import HasValueParts as HasValueParts
+from embodied.protocols.policy import LaysOutRecords as LaysOutRecords
 from embodied.protocols.policy import NamesSampler as NamesSampler
 from embodied.protocols.policy import Policy as Policy
 from embodied.protocols.policy import PreparesPictures as PreparesPictures

@@ -304,6 +304,15 @@ class Shardable(Protocol):
         ...
 
 
+@runtime_checkable
+class LaysOutRecords(Protocol):
+    """Interface of a policy whose layers see the records of a pass otherwise than one after another."""
+
+    def record_rows(self) -> tuple[Tensor, int]:
+        """Returns where each of the R rows that layers saw in the latest :meth:`Policy.evaluate` belongs: places int64
+        [R] in a table of its records, and the rows of a record there. Behind the table: to no record."""
+
+
 class Team(Protocol):
     """Interface of a team of processes that compute each text together, as one of them sees it."""
 

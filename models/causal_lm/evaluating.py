@@ -45,6 +45,7 @@ def _pass(parts: Parts, records: Mapping[str, Tensor], sampling: Sampling) -> _P
         None if shown is None else [digest(pixels) for pixels in shown],
     )  # fmt: skip
     part = packed if parts.now.team is None else Part.of(packed, parts.now.team)
+    parts.now.record_rows = part.places, packed.squares.length
     with parts.number_format():
         placed = None if shown is None else _placed(parts, records, packed, shown)
         hidden = parts.trunk.hidden(part.ids, parts.trunk.rotary(part.positions), part, placed)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from embodied.protocols import Team
 
@@ -27,6 +27,7 @@ class Situation:
 
     max_bytes: int  # L, of an answer
     team: Team | None = None  # processes that compute each text together; None = this process alone
+    record_rows: tuple[Tensor, int] | None = None  # of the latest pass, see embodied.protocols.LaysOutRecords
     training_modules: list[nn.Module] = field(default_factory=list)  # modules that behave differently in training
 
 

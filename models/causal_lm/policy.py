@@ -217,6 +217,12 @@ class CausalLMPolicy(nn.Module):
         """Counts the tokens of records, prompt and answer. See :meth:`embodied.protocols.CountsTokens.tokens`."""
         return records["prompt_length"].astype(np.int64) + records["length"]
 
+    def record_rows(self) -> tuple[Tensor, int]:
+        """Returns whose the tokens of the latest pass were, a prompt's those of the first text that has it. See
+        :meth:`embodied.protocols.LaysOutRecords.record_rows`."""
+        assert self.parts.now.record_rows is not None, "evaluate() comes first"
+        return self.parts.now.record_rows
+
     def prompt_texts(self, prompts: Sequence[str]) -> list[str]:
         """Renders prompts as the policy reads them. See :meth:`embodied.protocols.ShowsTokens.prompt_texts`."""
         return [self.tokenizer.shown(prompt) for prompt in prompts]

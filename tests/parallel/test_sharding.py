@@ -51,6 +51,8 @@ class Case:
 
 FSDP2 = {"strategy": "fsdp2"}
 PPO = {"adv_type": "gae", "reward_type": "chunk_level", "entropy_bonus": 0.01}
+NOISE = {"train/signal_to_noise", "train/noise_scale_episodes"}  # not measured with fsdp2
+
 CASES = {
     "grpo": Case(),
     "ppo": Case({**PPO, "critic_warmup_steps": 2}, values=True),
@@ -213,6 +215,8 @@ def test_two_ranks_train_as_one_process_does(name, collected, on_two_ranks):
         metrics, weights = rank[name]
         for got, wanted in zip(metrics[:3], expected_metrics[:3], strict=True):
             got = {key: value for key, value in got.items() if "imbalance" not in key}
+            assert not case.fsdp.get("strategy") == "fsdp2" or not NOISE & got.keys()
+            wanted = {key: value for key, value in wanted.items() if key in got or key not in NOISE}
             assert got == pytest.approx(wanted, rel=1e-4, abs=1e-5)
         for parameter, values in expected.items():
             torch.testing.assert_close(weights[parameter], values, rtol=0, atol=1e-5)
@@ -220,6 +224,7 @@ def test_two_ranks_train_as_one_process_does(name, collected, on_two_ranks):
 
 def test_the_cases_are_what_they_are_called(collected, on_two_ranks):
     metrics = {name: rows for name, (rows, _) in on_two_ranks[0].items()}
+    assert all("train/signal_to_noise" in row for row in metrics["grpo"])
     assert sum(row["train/early_stops"] for row in metrics["early stop"]) > 0
     assert [row["train/filtered_groups"] for row in metrics["a rank without kept groups"]] == [2, 2, 2]
     assert metrics["ppo"][0]["train/value_loss"] > 0

@@ -262,6 +262,7 @@ def make_batch(
         advantages=_spread(estimate.values, mask),
         positive=(task.returns > 0)[sequence_ids],
         versions=numbers["version"].long(),
+        group_ids=task.group_ids[sequence_ids],
         groups=estimate.groups,
         value_targets=targets,
         explained_variance=explained,

@@ -43,18 +43,20 @@ class Part:
     team: Team
     ids: Tensor  # int64 [t]
     positions: Tensor  # int64 [t]
+    places: Tensor  # int64 [t], see Packed; behind the last place: of what fills up the tokens
     answers: NeededStates  # see Packed
     prompts: NeededStates
 
     @classmethod
     def of(cls, packed: Packed, team: Team) -> Part:
         """Selects the tokens of a pass that this process of ``team`` computes."""
-        more = -len(packed.ids) % team.size
-        ids, positions = (
-            F.pad(values, (0, more))[team.rank :: team.size].contiguous() for values in (packed.ids, packed.positions)
+        more, end = -len(packed.ids) % team.size, packed.squares.texts * packed.squares.length
+        ids, positions, places = (
+            F.pad(values, (0, more), value=fill)[team.rank :: team.size].contiguous()
+            for values, fill in ((packed.ids, 0), (packed.positions, 0), (packed.places, end))
         )
         answers, prompts = (_shared(rows, team, packed.ids) for rows in (packed.before, packed.last))
-        return cls(packed, team, ids, positions, answers, prompts)
+        return cls(packed, team, ids, positions, places, answers, prompts)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, heads: Heads) -> Tensor:
         """See :class:`.attention.Attend`."""

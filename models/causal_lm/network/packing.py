@@ -120,6 +120,11 @@ class Packed:
         """The last hidden state of each text's prompt."""
         return self._asked(self.last)
 
+    @property
+    def places(self) -> Tensor:
+        """Places of the tokens in padded rows, int64 [T], see :attr:`Squares.home`."""
+        return self.squares.home
+
     def _asked(self, rows: np.ndarray) -> NeededStates:
         return NeededStates(torch.arange(len(rows), device=self.ids.device), to_device(rows, self.ids))
 

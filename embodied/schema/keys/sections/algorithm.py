@@ -310,6 +310,12 @@ class AlgorithmConfig(Section):
     calculate_entropy: bool = Field(
         True, description="Log the entropy (train/entropy) without a bonus, too; false = only with entropy_bonus."
     )
+    calculate_noise_scale: bool = Field(
+        True,
+        description="Measure how noisy an iteration's gradient is, from the gradients of its groups "
+        "(train/noise_scale_episodes, train/signal_to_noise; docs/internals/learning.md); false = no such metrics. It "
+        "changes no other number.",
+    )
     reward_type: Literal["chunk_level", "action_level", "token_level"] = Field(
         "chunk_level",
         description="One reward, value and advantage a record, one a control step, or one a token of a text "

@@ -1,0 +1,54 @@
+"""Sketches of groups' gradients against explicit ones: a backward pass a group, multiplied with the projections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from embodied.learn.step.meters.noise.sketch import GradientSketch
+from embodied.types import Sampling
+
+CPU = torch.device("cpu")
+
+
+def check_sketches(policy: Any, records: Mapping[str, Tensor], layers: set[str], scale: float = 1.0) -> GradientSketch:
+    """Checks the sketches of three groups, whose records are mixed in passes of unequal size.
+
+    Args:
+        layers: names of the layers that are sketched, over all updates.
+        scale: factor on the loss.
+    """
+    count = len(next(iter(records.values())))
+    groups, order = torch.arange(count) % 3, torch.randperm(count, generator=torch.Generator().manual_seed(1))
+    weights = torch.linspace(-1, 2, count)
+
+    def loss(rows: Tensor, sketch: GradientSketch | None = None) -> Tensor:
+        result = policy.evaluate({name: values[rows] for name, values in records.items()}, Sampling())
+        if sketch is not None:
+            sketch.check(result)
+        return (result.logprobs.flatten(1).sum(1) * weights[rows]).sum()
+
+    sketch, seen = GradientSketch(policy, 3), set[str]()
+    for iteration in range(40):
+        with sketch.measuring(3, iteration, CPU) as sketches:
+            if sketches.keys() - sketch.mixed <= seen:
+                continue  # of layers that were looked at
+            for part in (order[: count // 2 + 1], order[count // 2 + 1 : -1], order[-1:]):
+                with sketch.records(groups[part], 3, CPU, scale):
+                    (scale * loss(part, sketch)).backward()
+        drawn = {layer.name: layer for layer in sketch._drawn(3, iteration, CPU)}
+        for name in sketches.keys() - sketch.mixed - seen:
+            weight = sketch.layers[name].weight
+            for group in range(3):
+                (gradient,) = torch.autograd.grad(loss((groups == group).nonzero().flatten()), [weight])
+                expected = (drawn[name].left.T @ gradient.float() @ drawn[name].right).flatten()
+                assert expected.abs().max() > 0, name
+                tolerance = 1e-4 * float(expected.abs().max())
+                torch.testing.assert_close(sketches[name][group], expected, rtol=1e-3, atol=tolerance)
+        seen |= sketches.keys() - sketch.mixed
+    assert seen == layers
+    assert not any(module._forward_hooks for module in policy.modules()), "none stays"
+    return sketch
