@@ -203,6 +203,8 @@ class ChunkResult(NamedTuple):
     info: Mapping[str, int] = NO_INFO  # EnvSpec.info of the last control step
     progress: float = 0.0  # largest reward of the env's own in the episode so far
     solved_at: int = 0  # control step of the episode with its first success; 0 = none yet
+    # progress features before and after it, float32 [F] each (HasProgressFeatures); None: they are not recorded
+    features: tuple[np.ndarray, np.ndarray] | None = None
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from embodied.learn.lagged import acting_of
 from embodied.learn.ranks.balance import Balance
 from embodied.learn.ranks.teams import of_team, where_collected
 from embodied.learn.score.drift import with_drift
+from embodied.learn.score.own_successes import OwnSuccesses
 from embodied.learn.score.score import Scorer
 from embodied.learn.score.start_memory import StartMemory
 from embodied.learn.step.engine import Outcome, StepEngine, Stepping, under, value_grad_norm
@@ -82,6 +83,7 @@ class Trainer(Stepping):
     cut_short: bool = field(default=False, init=False)  # the weights are those in the midst of an update
     starts: StartMemory | None = None
     make_acting: Callable[[Policy, int, int, Parallel | None], Acting] = acting_of
+    successes: OwnSuccesses | None = None  # of env.train.reward_mode=own_successes
     unlogged: dict[str, float] = field(default_factory=dict, init=False)  # metrics of an iteration not yet evaluated
 
     def __post_init__(self) -> None:
@@ -95,7 +97,7 @@ class Trainer(Stepping):
         self._objective = Objective(setup).checked(self.policy, self.env, self.device)
         self.rows = self._objective.rows
         without_gradients = algorithm.logprob_forward_micro_batch_size or self.actor.micro_batch_size
-        self._score = Scorer(setup, self.reward, self._objective, without_gradients, self.starts)
+        self._score = Scorer(setup, self.reward, self._objective, without_gradients, self.starts, self.successes)
         self._reference = Reference(self.policy) if algorithm.kl_beta else None
         whole = Need.DISTRIBUTION in self._objective.needs | self._score.needs
         offload = self.actor.fsdp_config.activation_offload
@@ -135,8 +137,7 @@ class Trainer(Stepping):
         """
         self.cut_short = True
         with self._parallel.splitting():
-            records = of_team(arrays, results, self._parallel)
-            found, batch = self._update(*records, iteration, baselines, watch)
+            found, batch = self._update(*of_team(arrays, results, self._parallel), iteration, baselines, watch)
         self._rest()
         self.cut_short = False
         return found, where_collected(batch, results, self._parallel)
@@ -174,12 +175,12 @@ class Trainer(Stepping):
             found["train/loss_scale"] = self.engine.loss_scale.value
         if batch.explained_variance is not None:
             found["train/explained_variance"] = batch.explained_variance
-        return found
+        return found | self._score.metrics()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns an update's state beside policy and optimizer, for checkpoints (embodied/learn/checkpoint/state.py):
         numbers and tensors (not copies) by name. Which names there are is a function of the configuration."""
-        state: dict[str, Any] = {**self.engine.state_dict(), **self.acting.state_dict()}
+        state: dict[str, Any] = {**self.engine.state_dict(), **self.acting.state_dict(), **self._score.state_dict()}
         state |= {"kl_beta": self._kl_coefficient.value, "unlogged": self.unlogged, "noise": self.noise.state_dict()}
         state |= {} if self.starts is None else {"starts": self.starts.state_dict()}
         if self._kept_reference is not None:
@@ -195,6 +196,7 @@ class Trainer(Stepping):
         self.noise.load_state_dict(state.get("noise", {}))  # nor these
         if self.starts is not None:
             self.starts.load_state_dict(state.get("starts", {}))
+        self._score.load_state_dict(state)
         if self._kept_reference is not None:
             self._kept_reference.load_state_dict(under("reference", state))
 

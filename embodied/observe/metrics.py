@@ -118,6 +118,10 @@ METRICS: dict[str, str] = {
     "train/rank_imbalance": "most tokens (records of policies that count none) of a process in an optimizer step, "
     "relative to the mean over processes: mean over steps; 1 = all have equally many (enable_dp_load_balance)",
     "train/rank_imbalance_before": "the same if records had stayed in the processes that collected them",
+    "train/own_successes/task/<n>": "successes of task n that are remembered (reward_mode own_successes), count",
+    "train/tasks_without_success": "tasks of which no success was seen yet (reward_mode own_successes), count",
+    "train/failure_potential_mean": "mean over failed episodes of how near they came to an earlier success of their "
+    "task, the largest potential of their states (reward_mode own_successes), 0..1; none before there is a success",
     "train/samples_per_s": "records that went forward and backward, once an epoch (update_epoch), a second of the "
     "updates' wall time, 1/s",
     "train/tokens_per_s": "their action tokens a second, 1/s",

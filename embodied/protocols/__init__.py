@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from embodied.protocols.env import Batched as Batched
 from embodied.protocols.env import BatchEnv as BatchEnv
+from embodied.protocols.env import BatchHasProgressFeatures as BatchHasProgressFeatures
 from embodied.protocols.env import BuildsAhead as BuildsAhead
 from embodied.protocols.env import Env as Env
 from embodied.protocols.env import Expert as Expert
+from embodied.protocols.env import HasProgressFeatures as HasProgressFeatures
 from embodied.protocols.env import KnowsPrompts as KnowsPrompts
 from embodied.protocols.env import MistakenExpert as MistakenExpert
 from embodied.protocols.env import MovesCameras as MovesCameras

@@ -22,8 +22,8 @@ class Env(Protocol):
     ``reset(start)`` must leave no trace of earlier episodes: equal starts and equal actions give equal results,
     whatever ran before. An env that cannot keep this (a robot) says so with ``repeatable=False`` in its spec. The spec
     also declares what else may be asked of an env (``restorable``, ``retry_safe``). What an env offers besides is a
-    protocol: :class:`Expert`, :class:`Batched`, :class:`MovesCameras`, :class:`Preloads`, :class:`SafeStop`,
-    :class:`SaysMemory`.
+    protocol: :class:`Expert`, :class:`Batched`, :class:`HasProgressFeatures`, :class:`MovesCameras`, :class:`Preloads`,
+    :class:`SafeStop`, :class:`SaysMemory`.
     """
 
     @property
@@ -186,6 +186,32 @@ class MovesCameras(Protocol):
             translation: float64 [3], m, in the camera's frame: x to its right, y upwards, it looks along −z.
             rotation: float64 [3], rad: a rotation vector in that frame.
         """
+        ...
+
+
+@runtime_checkable
+class HasProgressFeatures(Protocol):
+    """Interface of an env that says in numbers where its objects and its hand are; offered beside :class:`Env`.
+    ``env.train.reward_mode=own_successes`` rewards how near they come to those of episodes that succeeded. The object
+    of :meth:`Batched.batch` has ``progress_features(slot)`` for a slot (:class:`BatchHasProgressFeatures`)."""
+
+    @property
+    def num_progress_features(self) -> int:
+        """F, the same for all tasks. Known without a simulator."""
+        ...
+
+    def progress_features(self) -> np.ndarray:
+        """The present state as finite numbers: float32 [F]. Renders nothing and changes nothing. Called after each
+        reset and each chunk of a training. Of a task the place of a number always means the same, numbers of all
+        features have similar units (m, entries of a rotation matrix), and what a task lacks is 0."""
+        ...
+
+
+class BatchHasProgressFeatures(Protocol):
+    """:class:`HasProgressFeatures` of all slots of a worker."""
+
+    def progress_features(self, slot: int) -> np.ndarray:
+        """Those of one slot: float32 [F]."""
         ...
 
 

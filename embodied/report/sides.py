@@ -34,6 +34,7 @@ def pays(run: Run, side: str) -> str:
     """Says what a return of a side counts. Two that differ in it belong on no common axis."""
     key = f"env.{SIDES[side][0]}."
     mode, coefficient = run.setting(f"{key}reward_mode"), run.setting(f"{key}reward_coef")
+    mode = "sparse" if mode == "own_successes" else mode  # what it pays besides stands in no return
     if mode is None:
         return f"unknown rewards of env.{SIDES[side][0]}"
     judged = side == "rollout" and run.setting("reward.use_reward_model")

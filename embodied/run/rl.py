@@ -49,6 +49,11 @@ NOTHING_LEARNT = (
     "signal: start from a better checkpoint, use easier tasks, or env.train.reward_mode=dense"
 )
 
+NO_SUCCESS_YET = (
+    "  env.train.reward_mode=own_successes: a task without a success has the sparse reward alone until its first one "
+    "(train/tasks_without_success)"
+)
+
 
 def run(checked: Checked, console: Console, stop: StopSignal) -> None:
     """Builds the objects of a training, prints its derived numbers, trains, and says where the results are.
@@ -160,6 +165,8 @@ def _log(reporter: Reporter, iteration: int, found: dict[str, float], together: 
     reporter.log(iteration, metrics.with_times(found, reporter.sections, together))
     if failures := found.get("rollout/verifier_failures"):
         reporter.console.say(failed_verdicts(failures, found["rollout/episodes"]))
+    if found.get("train/tasks_without_success"):
+        reporter.warn(NO_SUCCESS_YET)
     if found["rollout/zero_advantage_share"] == 1:
         reporter.warn(NOTHING_LEARNT)
     reporter.sections.reset()

@@ -23,6 +23,7 @@ from embodied.types import ArraySpec
 
 ALIGN = 64  # bytes; no two fields share a cache line
 INFO = "info/"  # begins the names of fields that hold what steps tell (EnvSpec.info)
+FEATURES = "progress_features"  # embodied.protocols.HasProgressFeatures
 
 
 def runtime_fields(num_action_chunks: int) -> dict[str, ArraySpec]:
@@ -45,6 +46,11 @@ def runtime_fields(num_action_chunks: int) -> dict[str, ArraySpec]:
 def info_fields(names: Iterable[str]) -> dict[str, ArraySpec]:
     """The fields for values that control steps report beside their reward (``EnvSpec.info``)."""
     return {f"{INFO}{name}": ArraySpec((), "int64") for name in names}
+
+
+def feature_fields(features: int) -> dict[str, ArraySpec]:
+    """The field for F ``progress_features``, before and after the record's control steps."""
+    return {FEATURES: ArraySpec((2, features), "float32")}
 
 
 def slab_bytes(fields: Mapping[str, ArraySpec], rows: int) -> int:

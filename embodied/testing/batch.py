@@ -53,6 +53,9 @@ class FakeBatch:
         for slot, out in zip(slots, outs, strict=True):
             self._copies[slot].observe(out)
 
+    def progress_features(self, slot: int) -> np.ndarray:
+        return self._copies[slot].progress_features()
+
     def frame(self, slot: int) -> np.ndarray:
         return self._copies[slot].frame()
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from embodied import instructions
 from embodied.errors import SpecMismatchError
-from embodied.protocols import Batched, BatchEnv, Env, Expert, MovesCameras, Restorable, SafeStop
+from embodied.protocols import Batched, BatchEnv, Env, Expert, HasProgressFeatures, MovesCameras, Restorable, SafeStop
 from embodied.types import (
     ActionSpec,
     ArraySpec,
@@ -30,7 +30,7 @@ def check_env(env: Env, steps: int = 5) -> None:
     actions give equal episodes (unless ``repeatable=False``); ``set_state(get_state())`` goes on exactly (unless
     ``restorable=False``; of an env that is not repeatable only that it goes on is checked); a frame is uint8 [H, W, 3];
     a move of a camera by zero changes nothing, another one does, and a reset undoes it; an expert, if there is one,
-    gives an action; a robot (``retry_safe=False``) can be stopped.
+    gives an action; progress features are float32 [F] and finite; a robot (``retry_safe=False``) can be stopped.
 
     Raises:
         SpecMismatchError: the field, what was got, and what was expected.
@@ -42,7 +42,7 @@ def check_env(env: Env, steps: int = 5) -> None:
     _expect(isinstance(facts, WorkerFacts), "prepare()", type(facts).__name__, "WorkerFacts")
     actions = spec.action.sample(np.random.default_rng(0), 2 * steps)
     env.reset(Start(0, 0, 0))
-    first = _observe(env)
+    first, where = _observe(env), _features(env)
     before = [_step(env, action) for action in actions[:steps]]
     state = _restorable(env).get_state() if spec.restorable else None
     after = [_step(env, action) for action in actions[steps:]]
@@ -52,9 +52,9 @@ def check_env(env: Env, steps: int = 5) -> None:
         again = [_step(env, action) for action in actions[steps:]]
         _compare(spec, "after set_state(get_state())", (again, after), (_observe(env), end))
     env.reset(Start(0, 0, 0))
-    start = _observe(env)
+    start = {**_observe(env), **_features(env)}
     again = [_step(env, action) for action in actions]
-    _compare(spec, "of an equal start", (again, before + after), (start, first))
+    _compare(spec, "of an equal start", (again, before + after), (start, {**first, **where}))
     _check_frame(env.frame())
     if isinstance(env, MovesCameras):
         _check_cameras(env, spec)
@@ -98,7 +98,11 @@ def check_batch_env(env: Env, num_slots: int = 3, steps: int = 5, tolerance: flo
         return _play_batch(batch, spec, given, slots, num_slots)
 
     def look() -> list[dict[str, np.ndarray]]:
-        return _observe_batch(batch, spec, num_slots)
+        seen = _observe_batch(batch, spec, num_slots)
+        if isinstance(env, HasProgressFeatures):
+            for slot, own in enumerate(seen):
+                own["progress_features"] = batch.progress_features(slot).copy()  # type: ignore[attr-defined]
+        return seen
 
     def same(what: str, slots: Sequence[int], got: Any, expected: Any) -> None:
         for slot in slots if spec.repeatable or tolerance else ():
@@ -269,6 +273,17 @@ def _check_written(spec: EnvSpec, zeros: dict[str, np.ndarray], ones: dict[str, 
         else:
             untouched = bool((zeros[name] == 0).all() and (ones[name] == 1).all())
             _expect(not untouched, what, "no value", f"{field.dtype} {field.shape}")
+
+
+def _features(env: Env) -> dict[str, np.ndarray]:
+    """The env's progress features by name; empty if it offers none."""
+    if not isinstance(env, HasProgressFeatures):
+        return {}
+    found, dim = env.progress_features(), env.num_progress_features
+    shown = f"{found.dtype} {found.shape}"
+    _expect(shown == f"float32 ({dim},)", "progress_features()", shown, f"float32 ({dim},)")
+    _expect(bool(np.isfinite(found).all()), "progress_features()", "numbers that are not finite", "finite ones")
+    return {"progress_features": found.copy()}
 
 
 def _observe_over(env: Env, value: int) -> dict[str, np.ndarray]:

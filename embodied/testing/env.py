@@ -153,6 +153,13 @@ class FakeEnv:
         by = round(1000 * float(np.sum(translation) + np.sum(rotation)))
         self._moved = {**self._moved, name: self._moved.get(name, 0) + by}
 
+    @property
+    def num_progress_features(self) -> int:
+        return 4
+
+    def progress_features(self) -> np.ndarray:
+        return np.concatenate([self._point, self._goal]).astype(np.float32)
+
     def expert(self) -> Iterator[np.ndarray]:
         """Go straight to the goal, or in the offered direction that comes nearest to it."""
         while self._directions is not None:

@@ -69,6 +69,8 @@ class GymEnv:
         progress: source of the reward that ``reward_mode=dense`` reads. A return with ``use_rel_reward=true`` is the
             sum of the rewards, as Gymnasium means it. What says how far an episode is may be read in either way.
         progress_range: two numbers of it that stand for 0 and 1, clipped in between; solved is then 1. null = as it is.
+        progress_features: sources of the numbers by which ``reward_mode=own_successes`` says how near a state is to
+            another, such as poses of objects and hand; null = none.
         expert: dotted path of a scripted policy for demonstrations: a function of the observation that gives an action,
             or a class with ``get_action`` or ``__call__``, made anew for each episode. A parameter ``env`` of either
             is given the env.
@@ -101,7 +103,7 @@ class GymEnv:
         end_on_success: bool = True, progress: str = "return", progress_range: Sequence[float] | None = None,
         expert: str | None = None, num_init_states: int | None = None, remake: bool = False, repeatable: bool = True,
         kept_envs: int = 10, vectorization: str | None = None, control_hz: float | None = None,
-        python: str | None = None,
+        python: str | None = None, progress_features: Sequence[str] | None = None,
     ) -> None:  # fmt: skip
         if num_init_states is not None:
             check_range(f"{KEY}.num_init_states", num_init_states, 1, SEED_STREAM)
@@ -117,7 +119,7 @@ class GymEnv:
             check_together(self._making, remake, expert)
         wanted = MappingSettings(
             images, image_size, image_layout, image_range, rotate_images, state, instruction_from, instruction_bytes,
-            success, progress, progress_range,
+            success, progress, progress_range, progress_features,
         )  # fmt: skip
         self._remake, self._python, self._kept = remake, python, kept_envs
         self._facts = facts_of(self._making, remake, python)
@@ -140,6 +142,8 @@ class GymEnv:
         if expert is not None:
             self._expert_path = expert
             self.expert = self._expert
+        if self._mapped.features:  # set here alone: an env without it does not offer any
+            self.num_progress_features = self._mapped.feature_dim
         if vectorization is not None:
             self.batch = self._batch
 
@@ -269,6 +273,10 @@ class GymEnv:
         """The rendered picture; of an env without one the first of the observation, or a grey one."""
         rendered = self._sim.render() if self._facts.frame is not None else None
         return self._mapped.frame(self._sim.values, rendered)
+
+    def progress_features(self) -> np.ndarray:
+        """Says where things are (:class:`embodied.protocols.HasProgressFeatures`)."""
+        return self._mapped.features_of(self._sim.values)
 
     def _expert(self) -> Iterator[np.ndarray]:
         """Yields the scripted policy's actions (:class:`embodied.protocols.Expert`)."""

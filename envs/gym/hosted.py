@@ -16,7 +16,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from embodied import errors
 from embodied.errors import EmbodiedError
 from embodied.lib.child import end_with_parent
-from embodied.protocols import Env
+from embodied.protocols import Env, HasProgressFeatures
 from embodied.types import DiscreteAction, Obs, Start, StepResult
 
 _STARTS = "starts"
@@ -86,6 +86,13 @@ class SlotEnv(gymnasium.Env[np.ndarray, Any]):
         """Returns the slot's frame for the video if it is among ``slots``; else None."""
         return _tell(self._slot.frame) if self._number == slot else None
 
+    def where(self, slot: int) -> np.ndarray | None:
+        """Returns the slot's progress features if its number is ``slot``; else None."""
+        if self._number != slot:
+            return None
+        assert isinstance(self._slot, HasProgressFeatures)
+        return _tell(self._slot.progress_features)
+
     def close(self) -> None:
         self._slot.close()
 
@@ -131,6 +138,9 @@ class HostedBatch:
 
     def frame(self, slot: int) -> np.ndarray:
         return self._ask(lambda: self._env.call("picture", slot))[slot]
+
+    def progress_features(self, slot: int) -> np.ndarray:
+        return self._ask(lambda: self._env.call("where", slot))[slot]
 
     def _ask(self, call: Callable[[], Any]) -> Any:
         try:

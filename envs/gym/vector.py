@@ -240,6 +240,9 @@ class VectorBatch:
             values = self._copies.values[slot]
             self._mapped.write(values if pictures is None else {**values, RENDER: pictures[slot]}, out)
 
+    def progress_features(self, slot: int) -> np.ndarray:
+        return self._mapped.features_of(self._copies.values[slot])
+
     def frame(self, slot: int) -> np.ndarray:
         """The rendered picture; of an env without one the first of the observation, or a grey one."""
         rendered = self._copies.pictures()[slot] if self._draws else None

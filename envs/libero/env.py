@@ -40,6 +40,7 @@ from .files import (
     read_init_states,
     read_tasks,
 )
+from .goals import NUM_FEATURES
 from .host_memory import host_memory
 from .process import prepare_process
 from .rendering import BACKENDS, Pictures, RendererChoice, check_renderer, draw_frame
@@ -68,6 +69,10 @@ class LiberoEnv:
     Reward of a step: a potential Φ in [0, 1]. Φ = 1 when the goal is reached, else (k + ½·max p) / n with k of its n
     predicates satisfied, the maximum over the others, and p the mean of 1 − tanh(5·d) over the distances d (m)
     gripper → object and, where the predicate names a target, object → target.
+
+    Progress features, float32 [69]: gripper position (m), two rows of its rotation matrix, both fingers (m); position and
+    two rows of the matrix of each object and region that the goal names, up to six; 1 for each of up to four goal
+    predicates that is satisfied.
 
     libero_object, libero_spatial, and six tasks each of libero_goal and libero_10 have a scripted ``expert()``
     (:mod:`embodied.envs.libero.experts`).
@@ -223,6 +228,14 @@ class LiberoEnv:
 
     def frame(self) -> np.ndarray:
         return self._current.render(self._pictures.cameras[0]).copy()
+
+    @property
+    def num_progress_features(self) -> int:
+        return NUM_FEATURES
+
+    def progress_features(self) -> np.ndarray:
+        """Says where gripper and objects are (:class:`embodied.protocols.HasProgressFeatures`)."""
+        return self._current.progress_features()
 
     def move_camera(self, name: str, translation: np.ndarray, rotation: np.ndarray) -> None:
         """Moves and turns a camera until the next reset (:class:`embodied.protocols.MovesCameras`)."""

@@ -13,6 +13,12 @@ from typing import Any
 import numpy as np
 
 
+PLACES, GOALS = 6, 4
+"""Places and goal predicates of a task that progress features have room for. LIBERO's tasks name at most four and have
+at most three."""
+NUM_FEATURES = 11 + 9 * PLACES + GOALS
+
+
 class Goals:
     """Evaluates the goal predicates of one LIBERO task, with cached results.
 
@@ -25,7 +31,9 @@ class Goals:
         domain.check_contact = Contacts(domain)
         self.all: list[list[str]] = domain.parsed_problem["goal_state"]
         self._places = {name: place_of(domain, self._data, name) for goal in self.all for name in goal[1:]}
-        self._gripper = self._data.site_xpos[domain.robots[0].eef_site_id]
+        eef = domain.robots[0].eef_site_id
+        self._gripper, self._turned = self._data.site_xpos[eef], self._data.site_xmat[eef]
+        self._axes = {name: axes_of(domain, self._data, name) for name in self._places}
         self.open: list[list[str]] | None = None  # goals not reached; None: not known since the state was set
 
     def evaluate(self) -> bool:
@@ -49,6 +57,21 @@ class Goals:
         best = max((self._nearness(goal) for goal in open_goals), default=0.0)
         return (len(goals) - len(open_goals) + 0.5 * best) / len(goals)
 
+    def features(self, fingers: np.ndarray) -> np.ndarray:
+        """Reads progress features as :class:`embodied.envs.libero.LiberoEnv` orders them: float32 [NUM_FEATURES].
+
+        Args:
+            fingers: their positions (m) [2].
+        """
+        if self.open is None:
+            self.evaluate()
+        found = np.zeros(NUM_FEATURES, np.float32)
+        found[:11] = [*self._gripper, *self._turned[:6], *fingers]
+        for number, (name, place) in enumerate([*self._places.items()][:PLACES]):
+            found[11 + 9 * number : 20 + 9 * number] = [*place, *self._axes[name][:6]]
+        found[11 + 9 * PLACES :][: len(self.all)] = [goal not in (self.open or []) for goal in self.all[:GOALS]]
+        return found
+
     def _nearness(self, goal: list[str]) -> float:
         """1 − tanh of distances: gripper to the goal's object and, for two-place goals, object to its target."""
         before, near = self._gripper, []
@@ -65,6 +88,13 @@ def place_of(domain: Any, data: Any, name: str) -> np.ndarray:
     if name in domain.object_sites_dict:
         return data.site_xpos[domain.sim.model.site_name2id(name)]
     return data.xpos[domain.obj_body_id[name]]
+
+
+def axes_of(domain: Any, data: Any, name: str) -> np.ndarray:
+    """Returns the rotation matrix [9], row by row, of an object or a region in MuJoCo's ``data``, a view."""
+    if name in domain.object_sites_dict:
+        return data.site_xmat[domain.sim.model.site_name2id(name)]
+    return data.xmat[domain.obj_body_id[name]]
 
 
 class Contacts:

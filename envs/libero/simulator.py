@@ -254,6 +254,9 @@ class TaskSimulator:
         """Progress in [0, 1), defined in :class:`embodied.envs.libero.LiberoEnv`."""
         return self._goals.progress()
 
+    def progress_features(self) -> np.ndarray:
+        return self._goals.features(self._data.qpos[self._fingers])
+
     # -- what a scripted expert reads (``experts.Scene``): as the sensors saw it, like pictures and robot_state
 
     def hand(self) -> tuple[np.ndarray, np.ndarray]:

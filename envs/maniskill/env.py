@@ -38,6 +38,7 @@ from .facts import TaskFacts, ask, check_task, facts_of
 from .host_memory import host_memory
 from .rendering import DEVICES, VulkanChoice, check_vulkan, draw_frame
 from .simulator import TaskSimulator, prepare_process
+from .state import NUM_FEATURES, read_features
 
 PACKAGES = ("mani_skill", "sapien", "gymnasium", "numpy", "torch")  # distributions on whose versions numbers depend
 SEED_STREAM = 2**30
@@ -54,6 +55,9 @@ class ManiSkillEnv:
     Action: float32 [A] of the controller. pd_ee_delta_pose (7): position, Euler angles, gripper; pd_ee_delta_pos (4):
     position, gripper; pd_joint_delta_pos (8): joints, gripper; in [−1, 1], gripper −1 closes and +1 opens.
     Reward of a step: ManiSkill's ``normalized_dense`` reward (1 = best); success where the task has none.
+
+    Progress features, float32 [123]: position (m) and two rows of the rotation matrix of the hand, then of each body that
+    is not static, up to twelve; the robot's last two joints; up to four joints of other articulations.
 
     Starts: ManiSkill's seed is ``Start.seed``, so each group trains on a scene of its own. With ``num_init_states=N``
     there are only N: the seed is ``init_state_id``, plus 2³⁰ in an evaluation. Seeds of evaluation begin at 2³⁰ and
@@ -275,6 +279,14 @@ class ManiSkillEnv:
     def set_state(self, state: dict[str, Any]) -> None:
         self._sim.set_state(state)
 
+    @property
+    def num_progress_features(self) -> int:
+        return NUM_FEATURES
+
+    def progress_features(self) -> np.ndarray:
+        """Says where hand and objects are (:class:`embodied.protocols.HasProgressFeatures`)."""
+        return read_features(self._sim.env)[0]
+
     def move_camera(self, name: str, translation: np.ndarray, rotation: np.ndarray) -> None:
         """Moves and turns a camera until the next reset (:class:`embodied.protocols.MovesCameras`)."""
         self._sim.move_camera(name, translation, rotation)
@@ -293,6 +305,7 @@ class ManiSkillBatch:
     def __init__(self, env: ManiSkillEnv, num_slots: int) -> None:
         self._env, self._num_slots = env, num_slots
         self._simulator: TaskSimulator | None = None
+        self._features: np.ndarray | None = None  # of all slots, read once for each state
 
     @property
     def simulator(self) -> TaskSimulator:
@@ -302,11 +315,18 @@ class ManiSkillBatch:
         return self._simulator
 
     def reset(self, slots: Sequence[int], starts: Sequence[Start]) -> None:
+        self._features = None
         seeds, options = zip(*map(self._env.seed_and_options, starts), strict=True)
         self.simulator.begin(slots, seeds, options)
 
     def step(self, actions: np.ndarray, active: np.ndarray) -> Sequence[StepResult]:
+        self._features = None
         return self.simulator.step(actions)
+
+    def progress_features(self, slot: int) -> np.ndarray:
+        if self._features is None:
+            self._features = read_features(self.simulator.env)
+        return self._features[slot]
 
     def observe(self, slots: Sequence[int], outs: Sequence[Obs]) -> None:
         pictures = self.simulator.pictures(slots, self._env.spec.cameras)

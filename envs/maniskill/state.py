@@ -9,6 +9,10 @@ import numpy as np
 
 from ..shared.rotations import axis_angle
 
+BODIES, JOINTS = 12, 4
+"""Bodies and joints of other articulations that progress features have room for."""
+NUM_FEATURES = 11 + 9 * BODIES + JOINTS
+
 
 def read_state(env: Any) -> dict[str, np.ndarray]:
     """Reads ManiSkill's observation without pictures: fields [N, n] of N copies, as in its visual observation modes.
@@ -30,6 +34,39 @@ def read_state(env: Any) -> dict[str, np.ndarray]:
     if "tcp_pose" in found and found["tcp_pose"].shape[1] == 7 and found["qpos"].shape[1] > 2:
         found["proprio"] = np.stack([proprio(*row) for row in zip(found["tcp_pose"], found["qpos"], strict=True)])
     return found
+
+
+def read_features(env: Any) -> np.ndarray:
+    """Reads progress features as :class:`embodied.envs.maniskill.ManiSkillEnv` orders them: float32 [N, NUM_FEATURES]
+    of N copies. They leave the device in one copy."""
+    import torch
+
+    agent, scene = env.agent, env.scene
+    bodies = [body.pose.raw_pose for body in scene.actors.values() if body.px_body_type != "static"][:BODIES]
+    tcp = getattr(agent, "tcp", None)  # robots without a gripper have none
+    hand = torch.zeros(env.num_envs, 7, device=env.device) if tcp is None else tcp.pose.raw_pose
+    others = [one.get_qpos() for one in scene.articulations.values() if one is not agent.robot]
+    joints = torch.cat([torch.zeros(env.num_envs, 0, device=env.device), *others], dim=1)[:, :JOINTS]
+    columns = [agent.robot.get_qpos()[:, -2:], joints, hand, *bodies]
+    fingers, doors, *poses = np.split(
+        torch.cat(columns, dim=1).cpu().numpy(), np.cumsum([column.shape[1] for column in columns])[:-1], axis=1
+    )
+    found = np.zeros((env.num_envs, NUM_FEATURES), np.float32)
+    for number, pose in enumerate(poses):
+        found[:, 9 * number : 9 * number + 9] = np.concatenate([pose[:, :3], _two_rows(pose[:, 3:])], axis=1)
+    found[:, 9 * BODIES + 9 :][:, : fingers.shape[1]] = fingers
+    found[:, 9 * BODIES + 11 :][:, : doors.shape[1]] = doors
+    return found
+
+
+def _two_rows(quaternions: np.ndarray) -> np.ndarray:
+    """Two rows of the rotation matrices of quaternions [N, 4] (w, x, y, z): [N, 6]."""
+    w, x, y, z = quaternions.T
+    rows = (
+        1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y),
+        2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x),
+    )  # fmt: skip
+    return np.stack(rows, axis=1)
 
 
 def proprio(tcp_pose: np.ndarray, qpos: np.ndarray) -> np.ndarray:

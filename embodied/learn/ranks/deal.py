@@ -22,7 +22,7 @@ from embodied.learn.ranks.balance import exchanged
 from embodied.parallel.group import Group
 from embodied.types import ArraySpec, EnvSpec, EpisodeResult, PolicySpec
 
-NUMBERS = ("num_steps", "rewards", "version", "length", "value")
+NUMBERS = ("num_steps", "rewards", "version", "length", "value", "progress_features")
 """Fields that scoring reads of each record, as far as records have them."""
 
 

@@ -2,6 +2,7 @@
 
 rows ─▶ filter ─▶ penalties ─▶ gather over ranks ─▶ advantages ─▶ log-probs before the update ─▶ Scored
         groups    length, KL   rewards, values      value targets  (loss_type: tis, rollout.recompute_logprobs)
+                               own successes
 
 Where rewards or values are made of recomputed log-probs, those are made first.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,7 +24,8 @@ from embodied.algorithms.advantages.temporal import explained_variance
 from embodied.algorithms.layout import Counts
 from embodied.algorithms.rewards import Rewards
 from embodied.errors import ConfigError
-from embodied.learn.batch import Batch
+from embodied.learn.batch import Batch, counts_of
+from embodied.learn.score.own_successes import FEATURES, OwnSuccesses
 from embodied.learn.score.recompute import Recomputer
 from embodied.learn.score.reward_penalties import RewardPenalties
 from embodied.learn.score.start_memory import StartMemory
@@ -37,9 +39,12 @@ from embodied.parallel.modes import without_dropout
 from embodied.schema import RewardConfig
 from embodied.types import EpisodeResult, Start
 
+OWN = "own_successes"
+
 EpisodeNumbers = Mapping[str, np.ndarray]
 """What all ranks must know of one episode of T records: num_steps, length and version [T], rewards [T, K], value and
-penalty [T, V]; final_value float64 [1], the value of its final observation."""
+penalty [T, V]; final_value float64 [1], the value of its final observation; progress_features [T, 2, F] if they are
+recorded."""
 
 
 class Scored(NamedTuple):
@@ -57,12 +62,15 @@ class Scorer:
     Args:
         size: records of a pass without gradients.
         starts: what starts are worth; None = nobody asks.
+        successes: adds rewards for coming near to earlier successes; None = there are none such.
     """
 
     def __init__(
-        self, setup: Setup, reward: RewardConfig, objective: Objective, size: int, starts: StartMemory | None = None
+        self, setup: Setup, reward: RewardConfig, objective: Objective, size: int, starts: StartMemory | None = None,
+        successes: OwnSuccesses | None = None,
     ) -> None:  # fmt: skip
-        self._algorithm, self._objective, self._size, self._starts = setup.algorithm, objective, size, starts
+        self._algorithm, self._objective, self._size = setup.algorithm, objective, size
+        self._starts, self._successes = starts, successes
         algorithm = self._algorithm
         self.estimator = make_estimator(
             algorithm.adv_type, algorithm.adv_std_ddof, algorithm.gamma, algorithm.gae_lambda,
@@ -109,6 +117,8 @@ class Scorer:
         with_values, group = Need.VALUES in self._objective.needs, records.parallel.group
         least = self._algorithm.min_filter_prefix_tokens
         numbers = gather_numbers(records.arrays, results, with_values, penalties, group, least is not None)
+        if self._successes is not None:
+            numbers = self._successes(numbers, [self._counting(episode) for episode in numbers], results)
         returns = None if self._starts is None else returns_of(numbers, results, self._rewards)
         compared = self._compared(results, returns, baselines)
         batch = make_batch(numbers, results, self.estimator, self._rewards, compared, self._bounds, least)
@@ -140,6 +150,23 @@ class Scorer:
             assert returns is not None
             return self._starts.baselines(results, returns)
         return None if greedy is None else [greedy[result.episode.start] for result in results]
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the ``train/`` metrics of what scoring remembers."""
+        return {} if self._successes is None else self._successes.metrics()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what scoring remembers of earlier iterations."""
+        return {} if self._successes is None else {OWN: self._successes.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Loads what :meth:`state_dict` returned; a state of another ``reward_mode`` has none."""
+        if self._successes is not None and OWN in state:
+            self._successes.load_state_dict(state[OWN])
+
+    def _counting(self, episode: EpisodeNumbers) -> np.ndarray:
+        """Which rewards of an episode count, bool [T, V]."""
+        return self._rewards.mask(counts_of(episode, np.arange(len(episode["num_steps"])))).numpy()
 
     def _fetch(self, records: RankRecords, trained: Batch | None) -> None:
         """Gets what passes read of records, where other processes have collected them."""
@@ -206,7 +233,7 @@ def gather_numbers(
     group = group or Group()
     shared = arrays if penalties is None else {**arrays, "penalty": penalties}
     names = ["num_steps", "rewards", "version", *(["value"] if with_values else [])]
-    names += [name for name in ("length", "penalty") if name in shared]
+    names += [name for name in ("length", "penalty", FEATURES) if name in shared]
     own: dict[int, EpisodeNumbers] = {}
     for index, result in enumerate(results):
         if result.rank == group.rank:

@@ -21,12 +21,12 @@ from embodied.parallel.acting_replica import make_acting_replica
 from embodied.parallel.group import Group
 from embodied.parallel.same_weights import check_same_weights
 from embodied.parallel.sharding import Parallel, make_parallel, plan_parallel
-from embodied.protocols import Policy
+from embodied.protocols import HasProgressFeatures, Policy
 from embodied.run.build.given import ConfiguredEnv, Sides
 from embodied.run.build.shares import only_evaluates, slots_of
 from embodied.run.folder import launches
 from embodied.run.folder.folder import RunFolder
-from embodied.runtime.slab import info_fields, runtime_fields
+from embodied.runtime.slab import feature_fields, info_fields, runtime_fields
 from embodied.schema.compose.compose import Composed
 from embodied.types import ArraySpec, Noise, PolicySpec, Sampling
 
@@ -245,6 +245,9 @@ def sizes(config: schema.Config, sides: Sides, processes: Group, spec: PolicySpe
 def record_fields(sides: Sides, spec: PolicySpec) -> dict[str, ArraySpec]:
     """Returns the fields of a record: the env's, those of the policy's decision, and the runtime's."""
     told = info_fields(dict.fromkeys((*sides.train.spec.info, *sides.eval.spec.info)))
+    if sides.train.config.reward_mode == "own_successes":
+        assert isinstance(sides.train.env, HasProgressFeatures)  # preflight refuses the others
+        told |= feature_fields(sides.train.env.num_progress_features)
     return {**sides.train.spec.obs, **spec.decision, **runtime_fields(spec.num_action_chunks), **told}
 
 

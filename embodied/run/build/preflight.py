@@ -10,9 +10,10 @@ from pathlib import Path
 from embodied import schema
 from embodied.errors import CheckpointError, ConfigError, broken, refuse
 from embodied.lib.files import checkpoint_near
+from embodied.lib.targets import arguments_of
 from embodied.observe.trackers.services import check_installed
 from embodied.parallel.group import Group
-from embodied.protocols import SafeStop, SaysHowLong
+from embodied.protocols import HasProgressFeatures, SafeStop, SaysHowLong
 from embodied.run.build import brought, engine_process, model_for_env, perturbations, shares
 from embodied.run.build.demonstrations import Demonstrated
 from embodied.run.build.given import Checked, ConfiguredEnv, Sides
@@ -73,6 +74,7 @@ class Rules:
         if train:
             yield partial(check_penalty, config, train)
             yield partial(check_start_sampling, config, train)
+            yield partial(check_progress_features, train)
         if train and evaluation:
             yield partial(shares.check_lanes, config, train, evaluation)
         yield partial(engine_process.check, config, processes)
@@ -200,6 +202,21 @@ def check_start_sampling(config: schema.Config, side: ConfiguredEnv) -> None:
             "task with one state; its episodes differ by seeds, of which none comes again",
             "set data.start_sampling=even, or choose an env with several tasks or initial states",
         )
+
+
+def check_progress_features(side: ConfiguredEnv) -> None:
+    """Refuses ``reward_mode=own_successes`` of an env that does not say where things are. Raises
+    :class:`ConfigError`."""
+    if side.config.reward_mode != "own_successes" or isinstance(side.env, HasProgressFeatures):
+        return
+    key = f"env.{side.name}.progress_features"
+    mend = f"set {key} to what says where things are, e.g. {key}=[obs]"
+    if "progress_features" not in arguments_of(side.config.target, f"env.{side.name}._target_"):
+        mend = "give it num_progress_features and progress_features(self) (embodied.protocols.HasProgressFeatures)"
+    raise ConfigError(
+        f"env.{side.name}.reward_mode is own_successes, and {side.config.target} offers no progress_features",
+        f"{mend}; or set env.{side.name}.reward_mode=sparse",
+    )
 
 
 def check_deadline(side: ConfiguredEnv, config: schema.Config) -> None:

@@ -15,9 +15,11 @@ from embodied.run.memory.footprint import Weights
 from embodied.run.placement.table import table_of
 from embodied.types import ArraySpec, PolicySpec
 
-SCORED = ("num_steps", "rewards", "version", "length", "value")
+SCORED = ("num_steps", "rewards", "version", "length", "value", "progress_features")
 """Fields of a record that scoring reads, beside those of the observation and of the decision."""
-RESULTS = ("rewards", "num_steps", "terminated", "truncated", "success", "progress", "solved_at")
+RESULTS = (
+    "rewards", "num_steps", "terminated", "truncated", "success", "progress", "solved_at", "progress_features",
+)  # fmt: skip
 """Fields of a record that a simulator writes beside the observation."""
 
 

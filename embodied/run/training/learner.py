@@ -7,11 +7,13 @@ from typing import Any
 
 from embodied.learn.ranks.deal import Dealer
 from embodied.learn.ranks.sides import Learner, Links, RolloutSide, TrainSide, links
+from embodied.learn.score.own_successes import OwnSuccesses
 from embodied.learn.score.start_memory import StartMemory
 from embodied.learn.step.meters.mfu import peak_flops
 from embodied.learn.trainer import Trainer
 from embodied.parallel.acting_replica import acting_dtypes
 from embodied.parallel.group import Group
+from embodied.protocols import HasProgressFeatures
 from embodied.run.build.given import ConfiguredEnv, Sides
 from embodied.run.build.policy import Model, record_fields, sampling
 from embodied.schema import Config
@@ -52,7 +54,19 @@ def make_trainer(config: Config, side: ConfiguredEnv, model: Model, **more: Any)
         max_tokens=config.runner.max_tokens_per_mbs if config.runner.enable_dynamic_batch_size else None,
         recompute_logprobs=config.rollout.recompute_logprobs, weight_sync_interval=config.runner.weight_sync_interval,
         peak_flops=peak_flops(config.runner.peak_tflops, model.policy, model.device),
-        starts=memory_of_starts(config, side),
+        starts=memory_of_starts(config, side), successes=_successes(config, side, model.policy.spec.num_action_chunks),
+    )  # fmt: skip
+
+
+def _successes(config: Config, side: ConfiguredEnv, chunk: int) -> OwnSuccesses | None:
+    """Makes what remembers successes, if ``env.train.reward_mode`` asks for it."""
+    if side.config.reward_mode != "own_successes":
+        return None
+    assert isinstance(side.env, HasProgressFeatures)  # preflight refuses the others
+    kept, points = config.reward.own_successes, -(-side.max_steps // chunk) + 1
+    return OwnSuccesses(
+        len(side.spec.tasks), kept.per_task, points, side.env.num_progress_features, config.algorithm.gamma,
+        kept.weight * side.config.reward_coef,
     )  # fmt: skip
 
 

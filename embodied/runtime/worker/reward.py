@@ -9,8 +9,9 @@ from embodied.types import StepResult
 
 @dataclass
 class ShapedReward:
-    """``reward_coef`` times the success (``sparse``) or the env's own reward (``dense``); with ``use_rel_reward`` the
-    change of that since the previous control step.
+    """``reward_coef`` times the env's own reward (``dense``) or the success (the others); with ``use_rel_reward`` the
+    change of that since the previous control step. What ``own_successes`` pays besides is added when all episodes are
+    there (:mod:`embodied.learn.score.own_successes`).
 
     An episode that succeeds at its last step has a return of ``reward_coef`` in sparse mode, relative or not.
 
@@ -28,7 +29,7 @@ class ShapedReward:
         self._previous = 0.0
 
     def __call__(self, result: StepResult) -> float:
-        value = float(result.success) if self.reward_mode == "sparse" else result.reward
+        value = result.reward if self.reward_mode == "dense" else float(result.success)
         scaled = self.reward_coef * value
         change = scaled - self._previous
         self._previous = scaled

@@ -16,7 +16,7 @@ from embodied.observe.terminal.window import Window
 from embodied.observe.video.video import Video, VideoWriter
 from embodied.protocols import Reward
 from embodied.runtime.channel import Command
-from embodied.runtime.slab import INFO, Slab
+from embodied.runtime.slab import FEATURES, INFO, Slab
 from embodied.runtime.worker.perturb import Disturbance
 from embodied.types import NO_INFO, ChunkResult, EnvSpec, Obs, Start, StepResult
 
@@ -30,14 +30,19 @@ class Slot:
         chunk: control steps of a whole chunk.
         decision: says the decision in a row of the slab in a few words; None = nothing is said of decisions.
         live: videos are shown in a window, too, while they are recorded.
+        features: reads the slot's progress features, float32 [F]; None = they are not recorded.
         notice: is told why a video could not be written. The episode goes on without it.
     """
 
     def __init__(
         self, spec: EnvSpec, rewards: tuple[Reward, Reward], frame: Callable[[], np.ndarray], chunk: int,
         decision: Callable[[int], str] | None = None, live: bool = False, notice: Callable[[str], None] = print,
+        features: Callable[[], np.ndarray] | None = None,
     ) -> None:  # fmt: skip
         self._notice = notice
+        self._features_of = features
+        self._features: Callable[[], np.ndarray] | None = None  # of the present episode
+        self._seen: tuple[np.ndarray, np.ndarray] | None = None
         self._live = live
         self._window: Window | None = None
         self._spec, self._rewards_of, self._frame, self._chunk = spec, rewards, frame, chunk
@@ -60,6 +65,8 @@ class Slot:
         self._reward.begin()
         self._steps, self._max_steps = 0, command.max_steps
         self._progress, self._solved_at = 0.0, 0
+        self._features = None if command.evaluation else self._features_of
+        self._seen = None if self._features is None else (self._read(self._features),) * 2
         self._ignore_terminations = command.ignore_terminations
         self.video_s = self.shown_s = 0.0
         self._pictured = None
@@ -110,6 +117,9 @@ class Slot:
         self._told = result.info
         self._terminated = result.terminated and not self._ignore_terminations
         goes_on = not self._terminated and self._steps < self._max_steps
+        if self._features is not None and (not goes_on or self._done == len(self._rewards)):
+            assert self._seen is not None
+            self._seen = self._seen[1], self._read(self._features)
         if self._video is not None:
             self._unshown += reward
             if self._interval is not None and (not goes_on or self._steps % self._interval == 0):
@@ -122,8 +132,19 @@ class Slot:
         truncated = self._steps >= self._max_steps and not self._terminated
         return ChunkResult(
             self._rewards, self._done, self._terminated, truncated, self._success, self._told, self._progress,
-            self._solved_at,
+            self._solved_at, self._seen,
         )  # fmt: skip
+
+    def _read(self, features: Callable[[], np.ndarray]) -> np.ndarray:
+        found = features()
+        if not np.isfinite(found).all():
+            first = int(np.flatnonzero(~np.isfinite(found))[0])
+            raise SpecMismatchError(
+                f"number {first} of progress_features is {found[first]} at control step {self._steps} (task "
+                f"{self._start.task_id}, seed {self._start.seed}), expected finite numbers",
+                "correct the env's progress_features, or set env.train.reward_mode=sparse",
+            )
+        return found
 
     def target(self, out: Obs) -> Obs | None:
         """Returns the arrays to render into before :meth:`show`; None: skip rendering, a delayed frame is shown."""
@@ -213,6 +234,8 @@ class WorkerRows:
         arrays["solved_at"][row] = result.solved_at
         for name, array in self._info.items():
             array[row] = result.info.get(name, 0)
+        if result.features is not None:
+            arrays[FEATURES][row] = result.features
 
 
 def _not_finite(reward: float, step: int, start: Start) -> SpecMismatchError:

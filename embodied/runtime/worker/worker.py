@@ -20,17 +20,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from embodied.errors import EmbodiedError
 from embodied.lib.child import end_with_parent
 from embodied.lib.targets import load_target
-from embodied.protocols import Batched, Env, MovesCameras
+from embodied.protocols import Batched, BatchEnv, BatchHasProgressFeatures, Env, HasProgressFeatures, MovesCameras
 from embodied.runtime.channel import Channel, Command, Completion, Kind, Ring
 from embodied.runtime.messages import Notice, Ready, WorkerSetup, receive, send
-from embodied.runtime.slab import Slab
+from embodied.runtime.slab import FEATURES, Slab
 from embodied.runtime.worker.batch import Rounds
 from embodied.runtime.worker.expert import ExpertJob, Experts
 from embodied.runtime.worker.perturb import Disturbance
@@ -143,12 +143,13 @@ class Worker:
         env: Env = self._make(**self._setup.env_kwargs)
         return env, env.prepare() or WorkerFacts(os.getpid(), "unknown", "the env's prepare() said nothing")
 
-    def _slot(self, env: Env, frame: Callable[[], np.ndarray]) -> Slot:
+    def _slot(self, env: Env, frame: Callable[[], np.ndarray], features: Callable[[], np.ndarray] | None) -> Slot:
         setup = self._setup
         decision = partial(setup.shown.text, self._slab.arrays) if setup.shown is not None else None
         chunk = self._slab.arrays["rewards"].shape[1]
         rewards = replace(setup.reward), replace(setup.eval_reward or setup.reward)
-        return Slot(env.spec, rewards, frame, chunk, decision, setup.live, self._notice)
+        read = features if FEATURES in self._slab.arrays else None
+        return Slot(env.spec, rewards, frame, chunk, decision, setup.live, self._notice, read)
 
     def _notice(self, text: str) -> None:
         """Tells the launcher, once: it hears when an episode has ended."""
@@ -168,18 +169,21 @@ class Worker:
         return dict(zip(self._setup.slots, envs, strict=True))
 
     def _singles(self, first: Env) -> Singles:
-        slots = {index: (env, self._slot(env, env.frame)) for index, env in self._envs(first).items()}
+        slots = {index: (env, self._slot(env, env.frame, _features(env))) for index, env in self._envs(first).items()}
         rows = WorkerRows(self._slab, first.spec.obs)
         return Singles(slots, rows, self._channel.completions, self._next_message)
 
     def _experts(self, first: Env, job: ExpertJob) -> Experts:
-        slots = {index: (env, self._slot(env, env.frame)) for index, env in self._envs(first).items()}
+        slots = {index: (env, self._slot(env, env.frame, None)) for index, env in self._envs(first).items()}
         return Experts(slots, job, self._slab, self._channel.completions, self._next_message)
 
     def _rounds(self, env: Env) -> Rounds:
         assert isinstance(env, Batched)
         names, batch, spec = self._setup.slots, env.batch(len(self._setup.slots)), env.spec
-        slots = [self._slot(env, partial(batch.frame, number)) for number in range(len(names))]
+        slots = [
+            self._slot(env, partial(batch.frame, number), _features_of_slot(env, batch, number))
+            for number in range(len(names))
+        ]
         rows = WorkerRows(self._slab, spec.obs)
         return Rounds(batch, spec, slots, names, rows, self._channel.completions, self._next_message)
 
@@ -211,6 +215,16 @@ def _move_cameras(env: Env, disturbance: Disturbance) -> None:
     for camera, translation, rotation in disturbance.moves():
         assert isinstance(env, MovesCameras)  # preflight refuses the others
         env.move_camera(camera, translation, rotation)
+
+
+def _features(env: Env) -> Callable[[], np.ndarray] | None:
+    return env.progress_features if isinstance(env, HasProgressFeatures) else None
+
+
+def _features_of_slot(env: Env, batch: BatchEnv, slot: int) -> Callable[[], np.ndarray] | None:
+    if not isinstance(env, HasProgressFeatures):
+        return None
+    return partial(cast(BatchHasProgressFeatures, batch).progress_features, slot)
 
 
 def _failure(error: Exception) -> Ready:

@@ -23,6 +23,7 @@ from embodied.schema.rules.rollout_checks import (
     check_age_of_weights,
     check_engine,
     check_generation,
+    check_own_successes,
     check_schedule_of_rollouts,
 )
 from embodied.schema.rules.start_checks import check_starts
@@ -87,6 +88,7 @@ def rules(config: Config) -> Iterator[Callable[[], None]]:
     yield partial(check_order, config)
     yield partial(check_age_of_weights, config)
     yield partial(_check_groups, config)
+    yield partial(check_own_successes, config)
     yield partial(_check_loss, algorithm)
     yield partial(_check_levels, algorithm)
     yield partial(_check_filter, algorithm)

@@ -32,6 +32,18 @@ def check_schedule_of_rollouts(config: Config) -> None:
         )
 
 
+def check_own_successes(config: Config) -> None:
+    """Refuses ``env.train.reward_mode=own_successes`` where it could change nothing."""
+    algorithm = config.algorithm
+    if config.env.train.reward_mode == "own_successes" and algorithm.adv_type != "gae":
+        raise ConfigError(
+            "env.train.reward_mode own_successes pays for each change of a potential, which cancels out in the sum of "
+            f"an episode's rewards, and algorithm.adv_type {algorithm.adv_type} reads nothing but such sums",
+            "set algorithm=ppo (algorithm.adv_type=gae), whose value head sees each reward; or env.train.reward_mode="
+            "sparse or dense",
+        )
+
+
 OF_ENGINES = (
     "python", "gpu_memory_utilization", "tensor_parallel_size", "enable_offload", "init_timeout_s", "answer_timeout_s",
     "max_engine_restarts", "max_logprob_gap", "attention_backend", "vllm",

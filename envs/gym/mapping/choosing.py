@@ -40,9 +40,10 @@ def mapping_of(settings: MappingSettings, facts: GymFacts) -> ResolvedMapping:
     progress = _number(Source.of(settings.progress, f"{KEY}.progress"), f"{KEY}.progress", facts)
     named = (f"{KEY}.success", success.source), (f"{KEY}.progress", progress)
     awaited = tuple((key, source) for key, source in named if not source.may_miss and _is_unseen(source, facts))
+    features = _named(f"{KEY}.progress_features", settings.progress_features or (), facts)
     return ResolvedMapping(
         images, size, settings.rotate_images, state, sum(dims), instruction, settings.instruction_bytes, success,
-        progress, low, high, awaited,
+        progress, low, high, awaited, features, sum(_dims(source, facts.entries) for source in features),
     )  # fmt: skip
 
 
@@ -63,14 +64,19 @@ def reads(mapped: ResolvedMapping, facts: GymFacts) -> dict[str, str]:
 def _state(wanted: MappingSettings, facts: GymFacts, images: Sequence[Source]) -> tuple[Source, ...]:
     key = f"{KEY}.state"
     if wanted.state is not None:
-        check_list(key, wanted.state, "[obs]")
-        return tuple(_entry(text, key, facts, ()) for text in wanted.state)
+        return _named(key, wanted.state, facts)
     taken = {source.name for source in images}
     return tuple(
         Source(name)
         for name, kind in facts.entries.items()
         if name.split(".")[0] == "obs" and name not in taken and kind[1] != TEXT and form_at(name, facts) is None
     )
+
+
+def _named(key: str, texts: Sequence[str], facts: GymFacts) -> tuple[Source, ...]:
+    """Checks the sources of numbers that a key names, and returns them."""
+    check_list(key, texts, "[obs]")
+    return tuple(_entry(text, key, facts, ()) for text in texts)
 
 
 def _dims(source: Source, entries: Entries) -> int:

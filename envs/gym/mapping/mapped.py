@@ -34,6 +34,8 @@ class ResolvedMapping:
     low: float  # progress 0 …
     high: float  # … and 1; both 0 = as it is
     awaited: tuple[tuple[str, Source], ...] = ()  # key and source of what the trial has not seen: it is the user's word
+    features: tuple[Source, ...] = ()  # progress features
+    feature_dim: int = 0
 
     @property
     def obs(self) -> dict[str, ArraySpec]:
@@ -72,12 +74,7 @@ class ResolvedMapping:
                 out["images"][camera] = picture
         if self.state_dim:
             parts = [_numbers(source, values) for source in self.state]
-            numbers = np.concatenate(parts)
-            if len(numbers) != self.state_dim:
-                raise SpecMismatchError(
-                    f"the state has {len(numbers)} numbers, expected {self.state_dim} as in the first observation",
-                    f"leave entries whose shape changes out of {KEY}.state, or pad them with a wrapper",
-                )
+            numbers = _joined(parts, self.state_dim, "state")
             if not np.isfinite(numbers).all():
                 raise _not_finite(self.state, parts)
             out["state"][:] = numbers
@@ -119,6 +116,14 @@ class ResolvedMapping:
             )
         return got
 
+    def features_of(self, values: Mapping[str, Any]) -> np.ndarray:
+        """Reads the progress features, float32 [F].
+
+        Raises:
+            SpecMismatchError: an entry is missing or has another shape than at first.
+        """
+        return _joined([_numbers(source, values) for source in self.features], self.feature_dim, "progress_features")
+
     def check_end(self, values: Mapping[str, Any]) -> None:
         """Checks, at the end of an episode, that entries which the user named and the probe never saw are there.
 
@@ -158,6 +163,16 @@ def _numbers(source: Source, values: Mapping[str, Any]) -> np.ndarray:
             f"{source.name} of an observation is a {type(value).__name__}, expected numbers",
             f"correct the env, or leave {source.name} out of {KEY}.state",
         ) from None
+
+
+def _joined(parts: Sequence[np.ndarray], size: int, key: str) -> np.ndarray:
+    numbers = np.concatenate(parts)
+    if len(numbers) != size:
+        raise SpecMismatchError(
+            f"the {key} has {len(numbers)} numbers, expected {size} as in the first observation",
+            f"leave entries whose shape changes out of {KEY}.{key}, or pad them with a wrapper",
+        )
+    return numbers
 
 
 def _not_finite(sources: Sequence[Source], parts: Sequence[np.ndarray]) -> SpecMismatchError:

@@ -29,6 +29,7 @@ class MappingSettings:
     success: str | None = None
     progress: str = "return"
     progress_range: Sequence[float] | None = None
+    progress_features: Sequence[str] | None = None
 
 
 def known(source: Source, key: str, facts: GymFacts) -> tuple[tuple[int, ...], str]:

@@ -32,7 +32,7 @@ import numpy as np
 from embodied import errors
 from embodied.errors import EmbodiedError
 from embodied.runtime.channel import Command, Completion, layout_of
-from embodied.runtime.slab import INFO, Slab
+from embodied.runtime.slab import FEATURES, INFO, Slab
 
 PROTOCOL = 2
 """Number of this format; raise it with every change."""
@@ -42,7 +42,7 @@ ATTEMPT = struct.Struct("<I")
 """Stands before a Command: how often the slot was lost. A command that was on its way then is dropped."""
 
 RESULT = ("rewards", "num_steps", "terminated", "truncated", "success", "progress", "solved_at")
-"""Fields that a worker writes into the row of a STEP, beside those of ``EnvSpec.info``."""
+"""Fields that a worker writes into the row of a STEP, beside those of ``EnvSpec.info`` and the progress features."""
 
 SHOWN = ("value", "logprobs", "length")
 """Fields of a decision that videos show (:mod:`embodied.runtime.worker.shown`)."""
@@ -169,7 +169,7 @@ class Rows:
 
     def __init__(self, slab: Slab, obs: Iterable[str]) -> None:
         self._obs = self._part(slab, obs)
-        self._result = self._part(slab, (*RESULT, *(name for name in slab.fields if name.startswith(INFO))))
+        self._result = self._part(slab, (*RESULT, *(name for name in slab.fields if name.startswith((INFO, FEATURES)))))
         actions = self._part(slab, ("actions",))
         self._decision = {False: actions, True: actions + self._part(slab, (n for n in SHOWN if n in slab.fields))}
 

@@ -80,8 +80,10 @@ class EnvSideConfig(OpenSection):
     max_episode_steps: int | None = Field(
         None, ge=1, description="Step limit of an episode in control steps; null = the env's own."
     )
-    reward_mode: Literal["sparse", "dense"] = Field(
-        "sparse", description="sparse = 1 while the task is solved, else 0; dense = the env's own reward for progress."
+    reward_mode: Literal["sparse", "dense", "own_successes"] = Field(
+        "sparse",
+        description="sparse = 1 while the task is solved, else 0; dense = the env's own reward for progress; "
+        "own_successes = sparse, and more for coming nearer to the states of earlier successes (reward.own_successes).",
     )
     reward_coef: float = Field(1.0, description="Factor on the reward.")
     use_rel_reward: bool = Field(False, description="Record the change of the reward since the previous control step.")
@@ -104,6 +106,9 @@ class EnvTrainConfig(EnvSideConfig):
 
 
 class EnvEvalConfig(EnvSideConfig):
+    reward_mode: Literal["sparse", "dense"] = Field(
+        "sparse", description="sparse = 1 while the task is solved, else 0; dense = the env's own reward for progress."
+    )
     video_cfg: EvalVideoConfig
     seed: int = Field(
         0,
@@ -111,9 +116,7 @@ class EnvEvalConfig(EnvSideConfig):
         description="Offset of the starts' seeds, for envs that randomise beyond the initial state; the same whatever "
         "runner.seed is, so that trainings of several seeds are evaluated from the same starts.",
     )
-    episodes_per_task: int = Field(
-        10, ge=1, description="Evaluation episodes of each task, over its first initial states."
-    )
+    episodes_per_task: int = Field(10, ge=1, description="Evaluation episodes a task, over its first initial states.")
 
 
 class ChannelConfig(Section):

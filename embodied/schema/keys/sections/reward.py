@@ -20,6 +20,22 @@ class OverlongPenaltyConfig(Section):
     factor: float = Field(1.0, gt=0, description="The penalty of an episode that reaches the step limit.")
 
 
+class OwnSuccessesConfig(Section):
+    per_task: int = Field(
+        32,
+        ge=1,
+        description="env.train.reward_mode own_successes: successful episodes that are remembered of each task, the "
+        "newest.",
+    )
+    weight: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="env.train.reward_mode own_successes: what coming all the way to a success is worth, as a share of "
+        "a success.",
+    )
+
+
 class RewardFunctionConfig(Section):
     path: str | None = Field(
         None,
@@ -104,6 +120,7 @@ class RewardConfig(Section):
     custom_reward_function: RewardFunctionConfig = RewardFunctionConfig()
     remote: RemoteRewardConfig = RemoteRewardConfig()
     overlong_penalty: OverlongPenaltyConfig = OverlongPenaltyConfig()
+    own_successes: OwnSuccessesConfig = OwnSuccessesConfig()
     use_reward_model: bool = Field(
         False,
         description="Text: add the score of a learned reward model (reward.model) to the last reward of each episode "
