@@ -118,3 +118,21 @@ def test_the_checkpoint_of_the_quickstart_is_evaluated_by_the_rules_of_others_wi
     assert found["seen_in_training"]["text"] == "all 3 starts", "the first states, from which its demonstrations began"
     said = embodied("eval", "runs/quickstart-libero", "env=libero_object", "runner.dry_run=true")
     assert "7 of them were not trained" in said
+
+
+@pytest.mark.slow
+def test_simulators_of_hosts_make_the_run_of_the_processs_own(tmp_path: Path) -> None:
+    """Pixels of LIBERO travel over TCP from two hosts; every metric and weight keeps its bits."""
+    short = (
+        "env.train.total_num_envs=2", "env.eval.total_num_envs=2", "env.train.max_episode_steps=10",
+        "runner.max_epochs=1", "env.train.video_cfg.save_video=false",
+    )  # fmt: skip
+    start(tmp_path, *short, "runner.experiment_name=own")
+    start(tmp_path, *short, "runner.experiment_name=hosts", "cluster.simulator_hosts=2")
+    logs = {path.parent.name for path in (tmp_path / "runs" / "hosts" / "logs").rglob("worker-*.log")}
+    assert logs == {"host-00", "host-01"}
+    found, expected = (metrics(tmp_path, name) for name in ("hosts", "own"))
+    assert found == expected
+    assert found[0]["train/grad_norm"] > 0
+    weights_found, weights_expected = (weights(tmp_path, name, 1) for name in ("hosts", "own"))
+    assert [name for name, value in weights_expected.items() if not torch.equal(weights_found[name], value)] == []

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import socket
 import struct
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from embodied.runtime.remote.host import Host
-from embodied.runtime.remote.local import LocalStarter
+from embodied.runtime.remote.local import LocalHost, LocalStarter
 from embodied.runtime.remote.starter import Address, HostJob, StartedHost
 
 
@@ -38,6 +42,54 @@ class ThreadHost:
 class ThreadStarter:
     def start(self, index: int, job: HostJob, key: bytes, avoid: AbstractSet[str]) -> StartedHost:
         return ThreadHost(job, key)
+
+
+class Nodes:
+    """Starts hosts on nodes of this machine that lose their power.
+
+    Attributes:
+        lost: nodes that did, in order.
+        starts: index of each host that was started, and its node.
+    """
+
+    def __init__(self, *names: str) -> None:
+        self._on: dict[str, list[LocalHost]] = {name: [] for name in names}
+        self._lock, self._given = threading.Lock(), Counter[str]()
+        self.lost: list[str] = []
+        self.starts: list[tuple[int, str]] = []
+
+    def start(self, index: int, job: HostJob, key: bytes, avoid: AbstractSet[str]) -> StartedHost:
+        with self._lock:
+            node = min((name for name in self._on if name not in avoid), key=lambda name: self._given[name])
+            self._given[node] += 1  # others start at the same time
+            self.starts.append((index, node))
+        host = LocalStarter().start(index, job, key, avoid)
+        host.node = node
+        with self._lock:
+            self._on[node].append(host)
+        return host
+
+    def cut_power(self, choose: random.Random) -> None:
+        """Kills all processes of a node that has hosts, if one has."""
+        with self._lock:
+            having = sorted(name for name, hosts in self._on.items() if hosts)
+            if having:
+                self.lost.append(choose.choice(having))
+                for host in self._on[self.lost[-1]]:
+                    for pid in (host.pid, *descendants(host.pid)):
+                        with suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGKILL)
+                self._on[self.lost[-1]].clear()
+
+
+def descendants(pid: int) -> list[int]:
+    """Process ids of all children, theirs, and so on."""
+    found: list[int] = []
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text(encoding="utf-8").split():
+                found += [int(child), *descendants(int(child))]
+    return found
 
 
 class Relay:

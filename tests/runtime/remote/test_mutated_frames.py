@@ -7,13 +7,14 @@ import random
 import socket
 import struct
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
-from host_rig import RelayedStarter, meanwhile, mutated
+from host_rig import RelayedStarter, ThreadStarter, meanwhile, mutated
 from rig import records
 
+from embodied.errors import ConfigError
 from embodied.runtime.plan import train_plan
 from embodied.runtime.remote import peer
 from embodied.runtime.remote.starter import Address
@@ -149,3 +150,19 @@ def test_mutated_frames_on_both_ways_reach_no_record(make_rig, expected, monkeyp
     for one in rig.pool.hosts:
         if one.started is not None:
             assert resident(one.started.host.pid) < 1 << 30
+
+
+@pytest.mark.parametrize(("damaged", "up"), [(2, True), (10, False)])
+def test_a_hello_that_was_damaged_is_no_other_version(make_rig, monkeypatch, damaged, up):
+    """A host of another version says so each time."""
+    errors, dial = [ConfigError("embodied is 9", "install the same") for _ in range(damaged)], peer.dial
+
+    def dialed(*how):
+        if errors:
+            raise errors.pop()
+        return dial(*how)
+
+    monkeypatch.setattr(peer, "dial", dialed)
+    monkeypatch.setattr(peer, "AGAIN_S", 0.01)
+    with nullcontext() if up else pytest.raises(ConfigError, match="embodied is 9"):
+        assert make_rig(**SHAPE, hosts=1, starter=ThreadStarter()).pool.up == [0, 1, 2, 3]
