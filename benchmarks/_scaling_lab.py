@@ -218,9 +218,9 @@ def head_killed(args: argparse.Namespace) -> dict[str, Any]:
         finally:
             run.process.kill()
             run.process.wait()
-        saved = sorted((run.folder / "checkpoints").glob("0*"))[-1].name
+        saved, iterations = max(path.name for path in (run.folder / "checkpoints").glob("0*")), len(run.rows())
         named = re.search(r"the head \(\S+\) is gone", run.said())
-    found = {"said": named and named.group(), "last checkpoint": saved, "iterations": len(run.rows())}
+    found = {"said": named and named.group(), "last checkpoint": saved, "iterations": iterations}
     bars = {"checkpoint and end after, s": ended - killed, "exit status": status}
     return {"found": found, "bars": bars}
 

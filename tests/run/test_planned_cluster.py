@@ -64,12 +64,14 @@ def test_a_large_cluster_needs_no_launcher(tmp_path, monkeypatch, capsys):
 
 
 def test_roles_apart_have_memory_of_their_own(tmp_path, monkeypatch, capsys):
-    text = said(["runner.dry_run=true", APART], tmp_path, monkeypatch, capsys)
+    stale = ["algorithm.max_staleness=1", "actor.fsdp_config.strategy=replicate"]
+    text = said(["runner.dry_run=true", APART, *stale], tmp_path, monkeypatch, capsys)
     assert "  train    ranks 0-3 (4) on node-0\n  rollout  ranks 4-7 (4) on node-0\n" in text
     learns, acts = (next(line for line in text.splitlines() if f"(each of 4: {role})  " in line and "process" in line)
                     for role in ("train", "rollout"))  # fmt: skip
     assert "optimizer" in learns
     assert "records of others" in learns
+    assert "weights that go ahead" in learns
     assert "slab" not in learns
     assert "slab" in acts
     assert "weights that arrive" in acts

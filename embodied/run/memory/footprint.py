@@ -131,6 +131,8 @@ def footprint(
     """
     learns, acts = not config.runner.only_eval and "train" in roles, "rollout" in roles
     parts = _lasting(config, weights) if learns else _acting(weights, roles)
+    if received and config.algorithm.max_staleness:
+        parts["weights that go ahead"] = weights.trained or 0
     more = _moments(config, weights, passes, learns, optimizer_steps, on_gpu)
     _add_gathered(more, gathered)
     _add_engine(more, engine if on_gpu else None, config.rollout.enable_offload)
