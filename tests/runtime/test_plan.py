@@ -237,3 +237,35 @@ def test_an_iteration_of_whole_passes_has_no_starts_of_two(shuffle):
     assert (len({tuple(one) for one in passes}) == 1) is not shuffle
     with pytest.raises(ConfigError, match="leaves out all 9 starts: an iteration takes 12"):
         plan(episodes=12, group_size=1, drop_last=True)
+
+
+SPREAD = np.array([0, 1, 1, 0, 0, 0, 1, 2, 3.0])  # of the states of SPEC, task by task
+
+
+def test_informative_starts_have_weights_and_depend_on_seed_iteration_and_what_is_known_alone():
+    made = [plan(iteration=n, spread=SPREAD) for n in range(40)]
+    assert made[3] == plan(iteration=3, spread=SPREAD)
+    assert made[3] != plan(iteration=3, spread=SPREAD, seed=2)
+    assert made[3] != plan(iteration=3, spread=SPREAD, sampling_round=1)
+    episodes = [episode for one in made for episode in one]
+    assert [(e.episode_id, e.group_id) for e in episodes] == [(i, i // 4) for i in range(12 * 40)]
+    assert len({e.start.seed for e in episodes}) == 3 * 40, "each group has a seed of its own"
+    # Chances 1/18 + spread/16, weights (1/9) / chance.
+    weights = {pair: 1 / (9 * (1 / 18 + spread / 16)) for pair, spread in zip(sorted(PAIRS), SPREAD, strict=True)}
+    assert all(e.weight == pytest.approx(weights[pair]) for e, pair in zip(episodes, pairs(episodes), strict=True))
+    often = Counter(pairs(episodes[::4]))
+    assert often[(2, 3)] == pytest.approx(120 * (1 / 18 + 3 / 16), rel=0.2)
+    assert often[(0, 0)] == pytest.approx(120 / 18, rel=0.5)
+    assert sum(e.weight for e in episodes) / len(episodes) == pytest.approx(1, abs=0.05)
+
+
+def test_informative_starts_leave_held_out_states_alone():
+    made = [e for n in range(30) for e in plan(iteration=n, spread=np.ones(9), held_out=1)]
+    assert set(pairs(made)) == {(0, 0), (0, 1), (1, 0), (2, 0), (2, 1), (2, 2)}
+    assert {e.weight for e in made} == {1.0}
+
+
+def test_episodes_of_one_group_without_a_shared_start_are_drawn_each():
+    made = plan(spread=SPREAD, shared_start=False)
+    assert len({e.start.seed for e in made}) == 12
+    assert len(set(pairs(made))) > 3
