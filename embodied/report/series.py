@@ -85,6 +85,8 @@ PANELS = (
         ChartMetric("train/loss", "policy and all terms"), ChartMetric("train/value_loss", "value head"),
     )),
     Panel("Gradient", "2-norm", (ChartMetric("train/grad_norm", "before clipping"),)),
+    Panel("Signal to noise", "of an iteration's gradient", (ChartMetric("train/signal_to_noise", "signal/noise"),)),
+    Panel("Noise scale", "episodes", (ChartMetric("train/noise_scale_episodes", "for a signal/noise of 1"),)),
     Panel("Supervised loss", "nats", (
         ChartMetric("sft/loss", "with augmentation"), ChartMetric("sft/clean_loss", "without"),
         ChartMetric("sft/val_loss", "held out", points=True),

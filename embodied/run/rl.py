@@ -42,6 +42,7 @@ from embodied.run.training.collector import Collector
 from embodied.run.training.fixed_lag import make_turns
 from embodied.run.training.iteration import Synchronous, processes_of
 from embodied.run.training.learner import make_learner
+from embodied.run.training.noise_advice import NoiseAdvice
 from embodied.runtime.signals import StopSignal
 
 NOTHING_LEARNT = (
@@ -117,6 +118,7 @@ def train(
     runner, folder = checked.config.runner, Path(checked.config.runner.logger.log_path)
     with stop.cut_short():
         iteration = _resume(checked, trainer, reporter, saves)
+    advice = NoiseAdvice(checked.config, checked.processes, trainer)
     look = newest_of(folder, [side.config.video_cfg for side in checked.sides])
     rows = earlier(folder, iteration) if checked.processes.is_main else []
     with reporter.running(iteration, look, rows) as ended, closing(collector), stop.may_end():
@@ -139,6 +141,8 @@ def train(
                     found = evaluator.evaluate(iteration, trainer.weight_version, stop, collector.workers)
             # before the save: a resumed run repeats what it lacks
             _log(reporter, iteration, trainer.unlogged | found, together=checked.config.algorithm.max_staleness > 0)
+            if text := advice.take(trainer.unlogged):
+                reporter.warn(text, "gradient noise")
             trainer.unlogged = {}
             saves.save_if_due(iteration)
             ended()

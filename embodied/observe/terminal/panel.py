@@ -264,6 +264,10 @@ _LINES: Mapping[str, Mapping[str, Callable[[float], str]]] = {
         "train/approx_kl": _number(""), "train/kl_reference": _number("reference"),
         "train/clip_share": lambda value: f"clip share {_percent(value)}",
     },
+    "gradient": {
+        "train/signal_to_noise": _number("signal/noise"),
+        "train/noise_scale_episodes": lambda value: f"1 at {shown_number(value)} episodes",
+    },
     "speed": {},
     "waits": {
         "time/policy_share": _share("policy"), "time/env_wait_share": _share("env workers"),

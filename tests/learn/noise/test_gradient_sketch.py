@@ -68,7 +68,7 @@ class Stack(nn.Module):
 def test_layers_that_mix_records_are_found_and_left_out():
     x = {"x": torch.randn(COUNT, 4, 6, generator=torch.Generator().manual_seed(2))}
     check_sketches(Stack(), x, {"layers.0", "layers.1", "layers.2"})
-    assert check_sketches(Stack(time_first=True), x, {"layers.0", "layers.2"}).mixed == {"layers.1"}
+    assert check_sketches(Stack(time_first=True), x, {"layers.0", "layers.2"}).unfit == {"layers.1"}
 
 
 def test_of_many_layers_some_are_sketched_in_turn():

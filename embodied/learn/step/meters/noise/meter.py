@@ -72,10 +72,10 @@ class NoiseMeter:
 
     def _take(self, sketches: Mapping[str, Tensor], episodes: int) -> None:
         """Adds up the sketches of all ranks. A layer that one of them cannot sketch is left out on all."""
-        mixed = torch.tensor([name in self._sketch.mixed for name in self._sketch.layers], device=self._device).float()
-        buffer = self._parallel.world.sum(torch.cat([mixed, *(part.flatten() for part in sketches.values())]))
-        mixed, *parts = buffer.split([len(mixed), *(part.numel() for part in sketches.values())])
-        names = {name for name, bad in zip(self._sketch.layers, mixed.tolist(), strict=True) if bad}
+        unfit = torch.tensor([name in self._sketch.unfit for name in self._sketch.layers], device=self._device).float()
+        buffer = self._parallel.world.sum(torch.cat([unfit, *(part.flatten() for part in sketches.values())]))
+        unfit, *parts = buffer.split([len(unfit), *(part.numel() for part in sketches.values())])
+        names = {name for name, bad in zip(self._sketch.layers, unfit.tolist(), strict=True) if bad}
         whole = [part.view(len(sketch), -1) for (name, sketch), part in zip(sketches.items(), parts, strict=True)
                  if name not in names]  # fmt: skip
         self._sketch.leave_out(names)

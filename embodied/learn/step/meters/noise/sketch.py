@@ -59,7 +59,7 @@ class GradientSketch:
     def __init__(self, policy: Policy, seed: int) -> None:
         self._seed, self._lays_out = seed, policy if isinstance(policy, LaysOutRecords) else None
         self.layers = trained_layers(policy)
-        self.mixed: set[str] = set()  # layers of which nobody can say which row belongs to which record
+        self.unfit: set[str] = set()  # layers that no pass calls, or whose rows nobody can give to records
         self._pass: _Pass | None = None
         self._checked = False
 
@@ -122,7 +122,7 @@ class GradientSketch:
                 return
             place = self._place(inputs[0], now.share.shape[1])
             if place is None:
-                self.mixed.add(layer.name)
+                self.unfit.add(layer.name)
                 return
             right = _table(inputs[0].detach() @ layer.right.to(inputs[0].dtype), *place)
 
@@ -151,12 +151,13 @@ class GradientSketch:
         if now is None or not now.seen:
             return
         self._pass, self._checked = None, True  # these gradients are no part of a sketch
+        self.unfit |= self.layers.keys() - {name for name, _ in now.seen}
         outputs = [output for _, output in now.seen]
         grads = torch.autograd.grad(result.logprobs[0].sum(), outputs, retain_graph=True, allow_unused=True)
         for (name, output), grad in zip(now.seen, grads, strict=True):
             place = self._place(output, now.share.shape[1])
             if place is None or (grad is not None and bool(_table(grad, *place)[1:].any())):
-                self.mixed.add(name)
+                self.unfit.add(name)
         self._pass = now
 
 
