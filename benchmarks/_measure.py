@@ -120,13 +120,17 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"median": median(values), "min": min(values), "max": max(values)}
 
 
+def is_kept(value: float, sign: str, limit: float) -> bool:
+    return value >= limit if sign == ">=" else value <= limit
+
+
 def judge(values: Mapping[str, float], bars: Mapping[str, tuple[str, float]]) -> dict[str, bool]:
     """Print each value with its bar, if it has one; which bars are kept.
 
     Args:
         bars: ``(">=" or "<=", limit)`` by the value's name.
     """
-    kept = {name: (value >= bars[name][1]) == (bars[name][0] == ">=") for name, value in values.items() if name in bars}
+    kept = {name: is_kept(value, *bars[name]) for name, value in values.items() if name in bars}
     for name, value in values.items():
         sign, limit = bars.get(name, ("", 0.0))
         said = f"  (bar {sign} {limit:g}: {'kept' if kept[name] else 'MISSED'})" if name in kept else ""
