@@ -51,6 +51,7 @@ class Sender:
         self._there: tuple[bool, int] | None = (False, 0)  # what the others have: an average or not, of which version
         self._ahead: dict[int, Beside[float]] = {}  # version → its transfer, and the seconds that this takes
         self._last: Beside[float] | None = None
+        self._buckets: list[Bucket] = []
         self._room: dict[torch.dtype, deque[Tensor]] = {}  # in which buckets are packed
         self._bytes, self._seconds = 0, 0.0
 
@@ -106,7 +107,8 @@ class Sender:
         Args:
             kept: in memory of its own. Else it stands until :data:`UNDER_WAY` others are asked for.
         """
-        for bucket in buckets(tensors, self._dtypes):
+        self._buckets = self._buckets or buckets(tensors, self._dtypes)
+        for bucket in self._buckets:
             whole = [_whole(tensors[name]) for name in bucket.names]
             if not self._group.here:
                 continue
