@@ -3,7 +3,8 @@
     python benchmarks/noise_meter.py
 
 The episodes are made up: random pictures and states, one of each for a group, noise on them at each decision. A policy
-with random weights acts in them, and is rewarded for the direction of its actions. Three policies:
+with random weights acts in them; some of its tokens become those that are sought, and their share is the reward: so
+gradients have a signal and noise. Three policies:
 ``openvla_oft_tiny``, one of the sizes of what ``make train`` trains, ``mlp``.
 
 - ``cpu_share``: CPU time of an update with the meter over that without, minus 1; in turns, medians over rounds.
@@ -49,9 +50,9 @@ POLICIES: Mapping[str, tuple[Mapping[str, Any], int]] = {  # settings, pictures
     "mlp": ({}, 0),
 }  # fmt: skip
 
-SIZES = {"mlp": (8, 8, 5, 64, 50, 21)}
+SIZES = {"mlp": (8, 8, 5, 64, 30, 11)}
 """Groups, episodes of a group, chunks of an episode, records of a pass, updates, rounds."""
-SMALL = (4, 4, 1, 8, 16, 7)  # of policies with pictures: an update of 16 records takes a second of two cores
+SMALL = (4, 4, 1, 8, 10, 5)  # of policies with pictures: an update of 16 records takes a second of two cores
 
 Collected = tuple[dict[str, np.ndarray], list[EpisodeResult]]
 
@@ -67,6 +68,7 @@ class Bench:
         policy: Any = build(Settings.from_kwargs(dict(settings)), CPU) if pictures else MLPPolicy(num_action_chunks=8)
         self.env, self.policy = _env(pictures, args.horizon * 8), policy.train()
         policy.bind(self.env)
+        self.sought: Tensor | None = None  # tokens
         self.trainer = self.made(True, epochs=1)
 
     def made(self, on: bool, epochs: int = 2) -> Trainer:
@@ -95,7 +97,6 @@ class Bench:
             arrays["images"][:] = scenes[start] + random.integers(0, 56, arrays["images"].shape)
         arrays["num_steps"][:] = 8
         self._act(arrays, seed)
-        arrays["rewards"][:, -1] = arrays["actions"].mean(axis=(1, 2))
         return arrays, [self._result(arrays, number) for number in range(count)]
 
     def _result(self, arrays: Mapping[str, np.ndarray], number: int) -> EpisodeResult:
@@ -112,8 +113,15 @@ class Bench:
             obs = {name: torch.from_numpy(arrays[name][part]) for name in self.env.obs}
             obs |= self.policy.encode_instructions([self.env.tasks[0]] * len(part))
             noise = torch.rand(len(part), *self.policy.spec.noise.shape, generator=drawn)
-            for name, values in self.policy.act(obs, noise, SAMPLING).fields.items():
+            fields = dict(self.policy.act(obs, noise, SAMPLING).fields)
+            tokens, share = fields["action_tokens"], torch.rand(len(part), 1, generator=drawn)
+            self.sought = tokens[0].clone() if self.sought is None else self.sought
+            hit = torch.rand(tokens.shape, generator=drawn) < 0.2 * share
+            fields["action_tokens"] = torch.where(hit, self.sought, tokens)
+            fields["logprobs"] = self.policy.evaluate({**obs, **fields}, SAMPLING).logprobs
+            for name, values in fields.items():
                 arrays[name][part] = values.numpy()
+            arrays["rewards"][part, -1] = hit.float().mean(1).numpy()
 
 
 def _env(pictures: int, max_steps: int) -> EnvSpec:
