@@ -3,11 +3,12 @@
     python benchmarks/noise_meter.py
 
 The episodes are made up: random pictures and states, one of each for a group, noise on them at each decision. A policy
-with random weights acts in them, and is rewarded for the direction of its actions and for chance, so that gradients
-have a signal and noise. Three policies: ``openvla_oft_tiny``, the one that ``make train`` trains (its sizes), and ``mlp``.
+with random weights acts in them; some of its tokens become those that are sought, and their share is the reward: so
+gradients have a signal and noise. Three policies:
+``openvla_oft_tiny``, one of the sizes of what ``make train`` trains, ``mlp``.
 
 - ``cpu_share``: CPU time of an update with the meter over that without, minus 1; in turns, medians over rounds.
-- ``noise_scale``: over ``--updates`` updates at the same weights, from the gradients of all trained weights of each
+- ``noise_scale``: over some updates at the same weights, from the gradients of all trained weights of each
   group (``exact``; a backward pass a group), and from the sketches. Both are ratios of means over all updates.
 """
 
@@ -49,6 +50,10 @@ POLICIES: Mapping[str, tuple[Mapping[str, Any], int]] = {  # settings, pictures
     "mlp": ({}, 0),
 }  # fmt: skip
 
+SIZES = {"mlp": (8, 8, 5, 64, 30, 11)}
+"""Groups, episodes of a group, chunks of an episode, records of a pass, updates, rounds."""
+SMALL = (4, 4, 1, 8, 10, 5)  # of policies with pictures: an update of 16 records takes a second of two cores
+
 Collected = tuple[dict[str, np.ndarray], list[EpisodeResult]]
 
 
@@ -57,16 +62,20 @@ class Bench:
 
     def __init__(self, name: str, args: argparse.Namespace) -> None:
         self.args, (settings, pictures) = args, POLICIES[name]
+        args.groups, args.group, args.horizon, args.micro_batch, args.updates, args.rounds = args.sizes or SIZES.get(
+            name, SMALL
+        )
         policy: Any = build(Settings.from_kwargs(dict(settings)), CPU) if pictures else MLPPolicy(num_action_chunks=8)
         self.env, self.policy = _env(pictures, args.horizon * 8), policy.train()
         policy.bind(self.env)
+        self.sought: Tensor | None = None  # tokens
         self.trainer = self.made(True, epochs=1)
 
     def made(self, on: bool, epochs: int = 2) -> Trainer:
         """A trainer whose steps change next to nothing."""
         actor = ActorConfig(
             global_batch_size=256, micro_batch_size=self.args.micro_batch, optim=OptimConfig(lr=1e-12),
-            model=ModelConfig(_target_="any"),
+            model=ModelConfig.model_validate({"_target_": "any"}),
         )  # fmt: skip
         algorithm = AlgorithmConfig(group_size=self.args.group, update_epoch=epochs, calculate_noise_scale=on)
         return Trainer(
@@ -88,8 +97,6 @@ class Bench:
             arrays["images"][:] = scenes[start] + random.integers(0, 56, arrays["images"].shape)
         arrays["num_steps"][:] = 8
         self._act(arrays, seed)
-        # The direction of the first number of each action, and chance.
-        arrays["rewards"][:, -1] = arrays["actions"][..., 0].mean(axis=1) + 0.2 * random.normal(size=len(start))
         return arrays, [self._result(arrays, number) for number in range(count)]
 
     def _result(self, arrays: Mapping[str, np.ndarray], number: int) -> EpisodeResult:
@@ -106,8 +113,15 @@ class Bench:
             obs = {name: torch.from_numpy(arrays[name][part]) for name in self.env.obs}
             obs |= self.policy.encode_instructions([self.env.tasks[0]] * len(part))
             noise = torch.rand(len(part), *self.policy.spec.noise.shape, generator=drawn)
-            for name, values in self.policy.act(obs, noise, SAMPLING).fields.items():
+            fields = dict(self.policy.act(obs, noise, SAMPLING).fields)
+            tokens, share = fields["action_tokens"], torch.rand(len(part), 1, generator=drawn)
+            self.sought = tokens[0].clone() if self.sought is None else self.sought
+            hit = torch.rand(tokens.shape, generator=drawn) < 0.2 * share
+            fields["action_tokens"] = torch.where(hit, self.sought, tokens)
+            fields["logprobs"] = self.policy.evaluate({**obs, **fields}, SAMPLING).logprobs
+            for name, values in fields.items():
                 arrays[name][part] = values.numpy()
+            arrays["rewards"][part, -1] = hit.float().mean(1).numpy()
 
 
 def _env(pictures: int, max_steps: int) -> EnvSpec:
@@ -195,20 +209,17 @@ def share(bench: Bench) -> dict[str, Any]:
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--policies", nargs="*", choices=list(POLICIES), default=list(POLICIES))
-    parser.add_argument("--groups", type=int, default=4)
-    parser.add_argument("--group", type=int, default=4, help="episodes of a group")
-    parser.add_argument("--horizon", type=int, default=1, help="chunks of an episode")
-    parser.add_argument("--micro-batch", type=int, default=8)
-    parser.add_argument("--updates", type=int, default=16, help="to compare sketches with whole gradients")
-    parser.add_argument("--rounds", type=int, default=5, help="to compare CPU time")
+    parser.add_argument("--sizes", nargs=6, type=int, help="groups, episodes of a group, chunks, records of a pass, "
+                        "updates, rounds; default: those of the policy")  # fmt: skip
     parser.add_argument("--threads", type=int, default=1, help="CPU threads")
     args = parser.parse_args(given)
     facts, rows = begin(argparse.Namespace(**vars(args), device="cpu")), {}
     for name in args.policies:
         bench = Bench(name, args)
-        rows[name] = {**share(bench), **(distance(bench) if args.updates else {})}
+        sizes = {name: value for name, value in vars(args).items() if name not in ("policies", "sizes")}
+        rows[name] = {"sizes": sizes, **share(bench), **(distance(bench) if args.updates else {})}
         print(name, rows[name], flush=True)
-        save("noise_meter", {"machine": facts, "settings": vars(args), "rows": rows})
+        save("noise_meter", {"machine": facts, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -80,6 +80,14 @@ def test_a_row_is_what_was_measured_and_nothing_else():
     assert dict(panel.rows()) == {"loss": "0.5", "speed": "30 samples/s"}
 
 
+def test_the_noise_of_the_gradient_is_shown():
+    panel = Panel("run")
+    panel.update({"iteration": 1, "train/signal_to_noise": 0.3, "train/noise_scale_episodes": 213.3})
+    assert dict(panel.rows())["gradient"] == "signal/noise 0.3   1 at 213 episodes"
+    panel.update({"iteration": 2, "train/signal_to_noise": 0.0})
+    assert dict(panel.rows())["gradient"] == "signal/noise 0"
+
+
 def test_memory_is_shown_with_its_parts():
     panel = Panel("run")
     parts = {"memory/pss_policy_gb": 0.5, "memory/pss_template_gb": 0.3, "memory/pss_slots_gb": 0.7}

@@ -52,6 +52,7 @@ NAMED = {
     (WAITS, "embodied/learn/trainer.py Trainer._micro_batch"): "the loss, after backward",
     (WAITS, "embodied/learn/step/meters/update_metrics.py UpdateMetrics.add"): "what terms measured, after backward",
     (TO_HOST, "embodied/learn/step/meters/update_metrics.py UpdateMetrics._add_to_mean"): "the same",
+    (FROM_HOST, "embodied/learn/step/meters/noise/sketch.py GradientSketch.records"): "which records are a group's",
     # once a pass without gradients
     (TO_HOST, "embodied/learn/score/score.py Scorer._with_proximal"): "log-probs of the proximal policy",
     (TO_HOST, "embodied/learn/score/drift.py with_drift"): "sums of log-ratios",
@@ -69,6 +70,10 @@ NAMED = {
     (TO_HOST, "embodied/algorithms/metrics.py PolicyStats.quantile"): "their histogram",
     (TO_HOST, "embodied/learn/step/resting.py to_host"): "optimizer and reference (actor.enable_offload)",
     (FROM_HOST, "embodied/learn/step/resting.py to_device"): "the same, before the first use",
+    (WAITS, "embodied/learn/step/meters/noise/sketch.py GradientSketch.check"): "once a run: whose a layer's rows are",
+    (FROM_HOST, "embodied/learn/step/meters/noise/sketch.py GradientSketch._drawn.<genexpr>"): "projections",
+    (FROM_HOST, "embodied/learn/step/meters/noise/meter.py NoiseMeter._take"): "layers that cannot be sketched",
+    (TO_HOST, "embodied/learn/step/meters/noise/meter.py NoiseMeter._take"): "the sketches",
     # once a checkpoint
     (TO_HOST, "embodied/learn/checkpoint/snapshot.py Stager.__call__"): "everything that is saved",
     (WAITS, "embodied/learn/checkpoint/checkpoint.py Checkpoints._write"): "until it is on the host",

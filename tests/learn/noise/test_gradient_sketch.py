@@ -73,7 +73,7 @@ def test_layers_that_mix_records_are_found_and_left_out():
 
 def test_of_many_layers_some_are_sketched_in_turn():
     sketch, found = GradientSketch(Stack(depth=13), 0), list[str]()
-    for iteration in range(60):
+    for iteration in range(300):
         with sketch.measuring(2, iteration, CPU) as sketches:
             assert len(sketches) == LAYERS
             found += sketches

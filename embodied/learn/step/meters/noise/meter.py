@@ -72,9 +72,9 @@ class NoiseMeter:
 
     def _take(self, sketches: Mapping[str, Tensor], episodes: int) -> None:
         """Adds up the sketches of all ranks. A layer that one of them cannot sketch is left out on all."""
-        unfit = torch.tensor([name in self._sketch.unfit for name in self._sketch.layers], device=self._device).float()
+        unfit = torch.tensor([float(name in self._sketch.unfit) for name in self._sketch.layers]).to(self._device)
         buffer = self._parallel.world.sum(torch.cat([unfit, *(part.flatten() for part in sketches.values())]))
-        unfit, *parts = buffer.split([len(unfit), *(part.numel() for part in sketches.values())])
+        unfit, *parts = buffer.cpu().double().split([len(unfit), *(part.numel() for part in sketches.values())])
         names = {name for name, bad in zip(self._sketch.layers, unfit.tolist(), strict=True) if bad}
         whole = [part.view(len(sketch), -1) for (name, sketch), part in zip(sketches.items(), parts, strict=True)
                  if name not in names]  # fmt: skip
@@ -82,7 +82,7 @@ class NoiseMeter:
         if not self._sketch.layers:
             self.why_not = "no trained linear layer keeps the records of a pass apart"
         if whole:
-            self._scale.take(torch.cat(whole, dim=1).double(), episodes)
+            self._scale.take(torch.cat(whole, dim=1), episodes)
 
     def metrics(self, episodes: int) -> dict[str, float]:
         """See :meth:`NoiseScale.metrics`."""

@@ -31,7 +31,7 @@ from embodied.types import Evaluation
 SIZE = 32
 """Most rows of P and of Q."""
 
-LAYERS = 4
+LAYERS = 2
 """Layers that are sketched in an update."""
 
 
