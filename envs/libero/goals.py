@@ -31,9 +31,7 @@ class Goals:
         domain.check_contact = Contacts(domain)
         self.all: list[list[str]] = domain.parsed_problem["goal_state"]
         self._places = {name: place_of(domain, self._data, name) for goal in self.all for name in goal[1:]}
-        eef = domain.robots[0].eef_site_id
-        self._gripper, self._turned = self._data.site_xpos[eef], self._data.site_xmat[eef]
-        self._axes = {name: axes_of(domain, self._data, name) for name in self._places}
+        self._gripper = self._data.site_xpos[domain.robots[0].eef_site_id]
         self.open: list[list[str]] | None = None  # goals not reached; None: not known since the state was set
 
     def evaluate(self) -> bool:
@@ -57,19 +55,21 @@ class Goals:
         best = max((self._nearness(goal) for goal in open_goals), default=0.0)
         return (len(goals) - len(open_goals) + 0.5 * best) / len(goals)
 
-    def features(self, fingers: np.ndarray) -> np.ndarray:
+    def features(self, data: Any, fingers: np.ndarray) -> np.ndarray:
         """Reads progress features as :class:`embodied.envs.libero.LiberoEnv` orders them: float32 [NUM_FEATURES].
 
         Args:
+            data: MuJoCo's, with the poses of now. Those of the simulation are of before the state was set.
             fingers: their positions (m) [2].
         """
-        if self.open is None:
-            self.evaluate()
-        found = np.zeros(NUM_FEATURES, np.float32)
-        found[:11] = [*self._gripper, *self._turned[:6], *fingers]
-        for number, (name, place) in enumerate([*self._places.items()][:PLACES]):
-            found[11 + 9 * number : 20 + 9 * number] = [*place, *self._axes[name][:6]]
-        found[11 + 9 * PLACES :][: len(self.all)] = [goal not in (self.open or []) for goal in self.all[:GOALS]]
+        eef, found = self._domain.robots[0].eef_site_id, np.zeros(NUM_FEATURES, np.float32)
+        found[:11] = [*data.site_xpos[eef], *data.site_xmat[eef][:6], *fingers]
+        for number, name in enumerate([*self._places][:PLACES]):
+            pose = [*place_of(self._domain, data, name), *axes_of(self._domain, data, name)[:6]]
+            found[11 + 9 * number : 20 + 9 * number] = pose
+        open_goals = self.all if self.open is None else self.open
+        flags = [goal not in open_goals for goal in self.all[:GOALS]]
+        found[11 + 9 * PLACES :][: len(flags)] = flags
         return found
 
     def _nearness(self, goal: list[str]) -> float:

@@ -255,7 +255,7 @@ class TaskSimulator:
         return self._goals.progress()
 
     def progress_features(self) -> np.ndarray:
-        return self._goals.features(self._data.qpos[self._fingers])
+        return self._goals.features(self._shown(), self._gripper_qpos)
 
     # -- what a scripted expert reads (``experts.Scene``): as the sensors saw it, like pictures and robot_state
 

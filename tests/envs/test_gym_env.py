@@ -20,6 +20,7 @@ from embodied.envs.gym.sources import Rule, entries
 
 from embodied import instructions, train
 from embodied.errors import AssetsMissingError, ConfigError, EmbodiedError, SpecMismatchError, UnknownNameError
+from embodied.protocols import HasProgressFeatures
 from embodied.schema.compose.compose import compose
 from embodied.testing import check_env
 from embodied.tools import demos
@@ -77,6 +78,24 @@ def test_an_answer_under_another_renderer_is_no_change_of_the_env(monkeypatch):
     monkeypatch.delenv("MUJOCO_GL")
     monkeypatch.delenv("PYOPENGL_PLATFORM", raising=False)
     GymEnv(id="CartPole-v1").preflight()
+
+
+def test_progress_features_are_what_the_mapping_names(here):
+    one = seen(progress_features=["obs.arm.mark", "obs.arm.place[0:1]"])
+    check_env(one)
+    assert isinstance(one, HasProgressFeatures)
+    assert not isinstance(seen(), HasProgressFeatures), "without the key it offers none"
+    one.reset(Start(0, 0, 4))
+    before = one.progress_features()
+    one.step(np.array([1, 0], np.float32))
+    found, arm = one.progress_features(), one._sim.values["obs"]["arm"]
+    assert (one.num_progress_features, found.dtype, found.shape) == (2, np.float32, (2,))
+    assert found.tolist() == [arm["mark"][0], arm["place"][0]]
+    assert found[0] == before[0]
+    assert found[1] > before[1]
+    for sources, message in ((["obs.mission"], "text"), (["obs.arm.no"], "does not have"), ("obs", "expected a list")):
+        with pytest.raises(ConfigError, match=rf"progress_features.*{message}"):
+            seen(progress_features=sources)
 
 
 @pytest.mark.parametrize(

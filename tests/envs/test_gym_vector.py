@@ -40,7 +40,7 @@ def seen(mode: str | None, **more) -> GymEnv:
 
 @pytest.mark.parametrize("mode", ["sync", "async", VECTOR])
 def test_it_keeps_the_promises_of_a_batch_env(mode):
-    check_batch_env(seen(mode, images=["render", "obs.top"], image_size=16))
+    check_batch_env(seen(mode, images=["render", "obs.top"], image_size=16, progress_features=["obs.arm.place"]))
     assert not isinstance(seen(None), Batched)
 
 

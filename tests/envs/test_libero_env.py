@@ -103,6 +103,27 @@ def test_keeps_the_protocol(sim, monkeypatch):
     check_env(sim)
 
 
+def test_progress_features_say_where_hand_and_objects_are(sim):
+    """Of the goal (In alphabet_soup_1 basket_1_contain_region): the object, then the region, then whether it holds."""
+    sim.reset(Start(0, 0, 0))
+    simulator = sim._current
+    before = sim.progress_features()
+    assert before.shape == (sim.num_progress_features,)
+    hand, axes = simulator.hand()
+    assert before[:9] == pytest.approx([*hand, *axes.reshape(-1)[:6]], abs=1e-6)
+    assert before[9:11] == pytest.approx(sim._current.robot_state()[6:])
+    ((_, thing, region),) = simulator.goals()
+    assert before[11:14] == pytest.approx(simulator.place(thing), abs=1e-4)
+    assert before[20:23] == pytest.approx(simulator.place(region), abs=1e-4)
+    assert not before[29:].any(), "there are no others, and the goal is not reached"
+    simulator._shown_qpos[simulator._model.joint(f"{thing}_joint0").qposadr[0] :][:3] = simulator.place(region)
+    simulator._goals.open = []
+    after = sim.progress_features()
+    assert after[11:14] == pytest.approx(before[20:23])
+    assert after[65:].tolist() == [1, 0, 0, 0]
+    assert np.delete(after, range(11, 20))[:-4].tolist() == np.delete(before, range(11, 20))[:-4].tolist()
+
+
 def _pixel(simulator, camera: str, point: np.ndarray) -> np.ndarray:
     """(column, row) of a point (m) in an upright picture that is mirrored left to right, as LIBERO's are."""
     width, height = simulator._wanted.width, simulator._wanted.height

@@ -57,6 +57,27 @@ def test_a_batch_of_one_keeps_the_protocol_of_batches(pick, monkeypatch):
     check_batch_env(pick, num_slots=1)
 
 
+def test_progress_features_say_where_hand_and_objects_are(pick):
+    """The hand, the cube and the goal, which move as the task's own poses say; the table stands where it stood."""
+    pick.reset(Start(0, 0, 5))
+    before = pick.progress_features()
+    assert before.shape == (pick.num_progress_features,)
+    for action in actions(pick, 12):
+        pick.step(action)
+    env, found = pick._sim.env, pick.progress_features()
+    assert found[:3] == pytest.approx(env.agent.tcp.pose.p[0].tolist(), abs=1e-6)
+    matrix = env.agent.tcp.pose.to_transformation_matrix()[0].numpy()
+    assert found[3:9] == pytest.approx(matrix[:2, :3].reshape(-1), abs=1e-5)
+    places = found[9:117].reshape(12, 9)[:, :3].tolist()
+    for body in (env.cube, env.goal_site):
+        assert pytest.approx(body.pose.p[0].tolist(), abs=1e-6) in places
+    assert found[117:119] == pytest.approx(env.agent.robot.get_qpos()[0, -2:].tolist(), abs=1e-6)
+    moved = np.abs(found - before).reshape(-1) > 1e-4
+    assert moved[:9].any()
+    assert not moved[9:18].any(), "the table"
+    assert not found[36:117].any(), "three bodies are not static: table, cube, goal"
+
+
 def test_prepare_says_what_it_took(pick):
     facts = pick.prepare()
     assert facts.renderer in ("gpu", "cpu")

@@ -149,7 +149,7 @@ def _read(source: Source, values: Mapping[str, Any]) -> Any:
         raise SpecMismatchError(
             f"{source.name} is not in every observation, as the mapping has it",
             f"let the env, or a wrapper of {KEY}.wrappers, give it with each reset() and step(); or leave it out of "
-            f"{KEY}.state and {KEY}.images",
+            f"{KEY}.state, {KEY}.images and {KEY}.progress_features",
         ) from None
 
 
@@ -161,7 +161,7 @@ def _numbers(source: Source, values: Mapping[str, Any]) -> np.ndarray:
     except (TypeError, ValueError):
         raise SpecMismatchError(
             f"{source.name} of an observation is a {type(value).__name__}, expected numbers",
-            f"correct the env, or leave {source.name} out of {KEY}.state",
+            f"correct the env, or leave {source.name} out of {KEY}.state and {KEY}.progress_features",
         ) from None
 
 
