@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-
 PLACES, GOALS = 6, 4
 """Places and goal predicates of a task that progress features have room for. LIBERO's tasks name at most four and have
 at most three."""

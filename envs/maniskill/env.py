@@ -56,8 +56,8 @@ class ManiSkillEnv:
     position, gripper; pd_joint_delta_pos (8): joints, gripper; in [−1, 1], gripper −1 closes and +1 opens.
     Reward of a step: ManiSkill's ``normalized_dense`` reward (1 = best); success where the task has none.
 
-    Progress features, float32 [123]: position (m) and two rows of the rotation matrix of the hand, then of each body that
-    is not static, up to twelve; the robot's last two joints; up to four joints of other articulations.
+    Progress features, float32 [123]: position (m) and two rows of the rotation matrix of the hand, then of each body
+    that is not static, up to twelve; the robot's last two joints; up to four joints of other articulations.
 
     Starts: ManiSkill's seed is ``Start.seed``, so each group trains on a scene of its own. With ``num_init_states=N``
     there are only N: the seed is ``init_state_id``, plus 2³⁰ in an evaluation. Seeds of evaluation begin at 2³⁰ and

@@ -149,7 +149,9 @@ def test_with_values_that_know_the_potential_no_advantage_changes(ends):
     def advantages(rewards: np.ndarray, values: np.ndarray, bootstrap: np.ndarray) -> torch.Tensor:
         given = (torch.from_numpy(rewards), ids, torch.tensor([0, 1]))
         estimate = make_estimator("gae", gamma=GAMMA, gae_lambda=0.8)
-        return estimate(Experience(*given, values=torch.from_numpy(values), bootstrap=torch.from_numpy(bootstrap))).values
+        return estimate(
+            Experience(*given, values=torch.from_numpy(values), bootstrap=torch.from_numpy(bootstrap))
+        ).values
 
     known = np.concatenate([one[:-1] for one in phi])
     shaped = advantages(rewards + more, values - known, bootstrap - np.array([one[-1] for one in phi]))

@@ -57,7 +57,7 @@ def same(one, other) -> bool:
 
 KINDS = {
     "lost": (TWO, "env.train._target_=broken_envs.FailsOnce", "env.train.marker=failed", "env.train.fault=kill"),
-    "batch": (ONE, "env.train._target_=embodied.testing.FakeBatchEnv", "env.eval._target_=embodied.testing.FakeBatchEnv"),
+    "batch": (ONE, *(f"env.{side}._target_=embodied.testing.FakeBatchEnv" for side in ("train", "eval"))),
     "hosts": (TWO, "cluster.simulator_hosts=2"),
 }  # fmt: skip
 

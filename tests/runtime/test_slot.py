@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -15,9 +17,9 @@ from embodied.types import ChunkResult, StepResult
 CHUNK = 2
 
 
-def slot_of(mode: str = "sparse") -> Slot:
+def slot_of(mode: str = "sparse", features: Callable[[], np.ndarray] | None = None) -> Slot:
     rewards = ShapedReward(mode), ShapedReward("dense")
-    return Slot(FakeEnv().spec, rewards, lambda: np.zeros((16, 16, 3), np.uint8), CHUNK)
+    return Slot(FakeEnv().spec, rewards, lambda: np.zeros((16, 16, 3), np.uint8), CHUNK, features=features)
 
 
 def begin(slot: Slot, max_steps: int = 10, ignore_terminations: bool = True, **more: bool) -> None:
@@ -96,3 +98,31 @@ def test_a_reward_that_is_not_finite_names_its_step_and_its_start(bad):
     slot.count(step(False, 0.5))
     with pytest.raises(SpecMismatchError, match=r"control step 2 is (nan|-?inf) \(task 1, seed 3\)"):
         slot.count(step(False, bad))
+
+
+def test_progress_features_are_read_at_the_reset_and_after_each_chunk_also_one_that_ends_early():
+    clock: list[int] = []
+
+    def where() -> np.ndarray:
+        return np.array([len(clock)], np.float32)
+
+    def moves(steps: list[StepResult]) -> list[tuple[int, int]]:
+        found = []
+        for chunk in (steps[:CHUNK], steps[CHUNK:]):
+            slot.begin_chunk(CHUNK, 0)
+            for one in chunk:
+                clock.append(0)
+                if not slot.count(one):
+                    break
+            features = slot.result.features
+            assert features is not None
+            found.append((int(features[0][0]), int(features[1][0])))
+        return found
+
+    slot = slot_of("own_successes", where)
+    begin(slot, ignore_terminations=False)
+    assert moves([step(False), step(False), step(True), step(False)]) == [(0, 2), (2, 3)]
+    begin(slot, max_steps=3)
+    assert moves([step(False)] * 4) == [(3, 5), (5, 6)], "also where the step limit cuts it off"
+    begin(slot, evaluation=True)
+    assert [one.features for one in played(slot, [step(False)] * 2)] == [None], "an evaluation never asks"

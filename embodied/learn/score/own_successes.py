@@ -84,10 +84,8 @@ class OwnSuccesses:
         return self._points[task]
 
     def _trajectories(self, task: int) -> list[torch.Tensor]:
-        """The task's trajectories, the oldest first, [n, F] each."""
-        room, seen = self._lengths.shape[1], int(self._seen[task])
-        places = [number % room for number in range(max(seen - room, 0), seen)]
-        return [self._kept[task, place, : self._lengths[task, place]] for place in places]
+        """The task's trajectories, [n, F] each."""
+        return [kept[:length] for kept, length in zip(self._kept[task], self._lengths[task], strict=True) if length]
 
     def _remember(self, task: int, states: np.ndarray) -> None:
         place = int(self._seen[task]) % self._lengths.shape[1]

@@ -108,6 +108,8 @@ def test_what_was_saved_goes_on_with_the_same_bits():
     own, other = memory(), memory()
     for number in range(3):  # the third takes the place of the first
         score(own, (walk(0.0, float(number), 3.0), ended(number, solved_at=3)))
+    score(other, (walk(0.0, 7.0), ended(0, solved_at=2)))
+    score(other, (FAILURE, ended(1)))
     saved = {name: value.clone() for name, value in own.state_dict().items()}
     other.load_state_dict(saved)
     later = (FAILURE, ended(5)), (SUCCESS[0], ended(6, solved_at=4)), (FAILURE, ended(7, task=1))
