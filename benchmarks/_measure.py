@@ -9,8 +9,9 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import date
 from pathlib import Path
 from statistics import median
@@ -57,9 +58,27 @@ def descendants(pid: int) -> list[int]:
     return [pid, *(found for child in children for found in descendants(int(child)))]
 
 
-def same_priority(pids: Iterable[int]) -> None:
-    """Gives the sessions of these processes, and of all below them, the share of the cores that this one's session has
-    (Linux's autogroups). Does nothing where that is not to be had."""
+@contextmanager
+def prioritised(pids: Callable[[], Iterable[int]]) -> Iterator[None]:
+    """Context in which the sessions of these processes, and of all that they start, have the share of the cores that
+    this one's session has."""
+    over = threading.Event()
+
+    def hurry() -> None:
+        while not over.wait(0.5):
+            _same_priority(pids())
+
+    thread = threading.Thread(target=hurry, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _same_priority(pids: Iterable[int]) -> None:
+    """Does nothing where the kernel has no autogroups."""
     if own := read_proc(Path("/proc/self/autogroup")).split()[-1:]:
         for pid in (below for top in pids for below in descendants(top)):
             with suppress(OSError):
@@ -101,13 +120,17 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"median": median(values), "min": min(values), "max": max(values)}
 
 
+def is_kept(value: float, sign: str, limit: float) -> bool:
+    return value >= limit if sign == ">=" else value <= limit
+
+
 def judge(values: Mapping[str, float], bars: Mapping[str, tuple[str, float]]) -> dict[str, bool]:
     """Print each value with its bar, if it has one; which bars are kept.
 
     Args:
         bars: ``(">=" or "<=", limit)`` by the value's name.
     """
-    kept = {name: (value >= bars[name][1]) == (bars[name][0] == ">=") for name, value in values.items() if name in bars}
+    kept = {name: is_kept(value, *bars[name]) for name, value in values.items() if name in bars}
     for name, value in values.items():
         sign, limit = bars.get(name, ("", 0.0))
         said = f"  (bar {sign} {limit:g}: {'kept' if kept[name] else 'MISSED'})" if name in kept else ""

@@ -13,7 +13,6 @@ import re
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import _scaling_runs as runs
-from _measure import same_priority
+from _measure import prioritised
 
 sys.path += [str(runs.ROOT / "tests" / folder) for folder in ("cluster", "helpers")]
 import lab
@@ -39,22 +38,14 @@ LASTS = (
 @contextmanager
 def cluster(args: argparse.Namespace, *names: str) -> Iterator[lab.Lab]:
     """Ray nodes of these names, the first is the head; their processes have this one's priority."""
-    over = threading.Event()
-    with tempfile.TemporaryDirectory() as folder, lab.Lab(args.ray_python, Path(folder)) as made:
-
-        def hurry() -> None:
-            while not over.wait(1.0):
-                same_priority([process.pid for process in made.nodes.values()])
-
-        thread = threading.Thread(target=hurry, daemon=True)
-        thread.start()
-        try:
-            for number, name in enumerate(names, 1):
-                made.start(name, number, cpus=2)
-            yield made
-        finally:
-            over.set()
-            thread.join()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        lab.Lab(args.ray_python, Path(folder)) as made,
+        prioritised(lambda: [process.pid for process in made.nodes.values()]),
+    ):
+        for number, name in enumerate(names, 1):
+            made.start(name, number, cpus=2)
+        yield made
 
 
 def needs(measure: Callable[[argparse.Namespace], dict[str, Any]]) -> Callable[[argparse.Namespace], dict[str, Any]]:
@@ -156,7 +147,7 @@ CUT_S = 10.0
 @needs
 def link_cut(args: argparse.Namespace) -> dict[str, Any]:
     """Episodes lost and seconds that a run takes longer because the link to its simulator host stands still."""
-    options = (*ONE, *LASTS, "runner.max_epochs=10", "env.train.step_s=0.1", "cluster.simulator_hosts=1")
+    options = (*ONE, *LASTS, "runner.max_epochs=12", "env.num_workers=4", "cluster.simulator_hosts=1")
     with cluster(args, "a", "b") as made:
         took = {}
         for name in ("whole", "cut"):

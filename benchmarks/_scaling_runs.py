@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from _measure import spread
+from _measure import prioritised, spread
 
 ROOT = Path(__file__).parents[1]
 FAKES = ROOT / "tests" / "config"
@@ -27,7 +27,7 @@ RUN = (
 
 
 def environment(**more: str) -> dict[str, str]:
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "helpers")])
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "helpers"), str(ROOT / "benchmarks")])
     return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **more}
 
 
@@ -36,8 +36,10 @@ def run(folder: Path, size: int, *overrides: str, script: Sequence[str] = ("-m",
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"] if size > 1 else []
     words = [sys.executable, *torchrun, *script, *RUN, *overrides, "--config-dir", str(FAKES)]
     with (folder / "log").open("w", encoding="utf-8") as log:
-        done = subprocess.run(words, cwd=folder, env=environment(), stdout=log, stderr=log, check=False)
-    if done.returncode:
+        process = subprocess.Popen(words, cwd=folder, env=environment(), stdout=log, stderr=log)
+    with prioritised(lambda: [process.pid]):
+        status = process.wait()
+    if status:
         raise SystemExit(f"the run failed:\n{(folder / 'log').read_text(encoding='utf-8')[-3000:]}")
 
 
@@ -57,7 +59,8 @@ def ranks(args: argparse.Namespace) -> dict[str, Any]:
             shape = (
                 f"env.train.total_num_envs={slots}", f"env.eval.total_num_envs={slots}",
                 f"algorithm.group_size={each}", f"env.num_workers={each}", f"env.train.step_s={args.step_s}",
-                "env.train.max_episode_steps=24", "runner.max_epochs=6",
+                "env.train.max_episode_steps=24", "algorithm.rollout_epoch=1", "runner.max_epochs=6",
+                "env.train._target_=_even_env.Even", "env.eval._target_=_even_env.Even",
             )  # fmt: skip
             with tempfile.TemporaryDirectory() as folder:
                 run(Path(folder), size, *shape)

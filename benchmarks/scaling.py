@@ -21,7 +21,7 @@ import _scaling_hosts as hosts
 import _scaling_lab as nodes
 import _scaling_runs as runs
 import _scaling_weights as weights
-from _measure import RESULTS, judge, machine, save
+from _measure import RESULTS, is_kept, judge, machine, save
 
 NAME = "scaling"
 Cell = Callable[[argparse.Namespace], dict[str, Any]]
@@ -63,7 +63,7 @@ def table(cells: Mapping[str, Any]) -> list[dict[str, Any]]:
     where = {name: cell for cell, found in cells.items() for name in found["bars"]}
     return [
         {"cell": where.get(name), "what": name, "bar": f"{sign} {limit:g}", "measured": values.get(name),
-         "kept": None if name not in values else (values[name] >= limit if sign == ">=" else values[name] <= limit)}
+         "kept": is_kept(values[name], sign, limit) if name in values else None}
         for name, (sign, limit) in BARS.items()
     ]  # fmt: skip
 
@@ -113,7 +113,10 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     for cell in args.cells:
         print(cell, flush=True)
         facts = machine(["numpy", "torch"])
-        cells[cell] = {"machine": facts, "settings": vars(args), **CELLS[cell](args), "load_after": os.getloadavg()[0]}
+        settings = {name: value for name, value in vars(args).items() if name != "ray_python"}
+        if args.ray_python:  # where it lies says nothing to others
+            facts["command"] = facts["command"].replace(args.ray_python, "PYTHON")
+        cells[cell] = {"machine": facts, "settings": settings, **CELLS[cell](args), "load_after": os.getloadavg()[0]}
         with_others(cells)
         judge(cells[cell]["bars"], BARS)
         result = {"table": table(cells), "cells": cells}

@@ -16,7 +16,7 @@ def scaling():
 
 def test_each_bar_has_a_row_that_says_whether_it_was_kept(scaling, tmp_path, monkeypatch):
     monkeypatch.setattr(scaling, "RESULTS", tmp_path)
-    ratios = dict.fromkeys(scaling.LEAST.values(), {"median": 1.2})
+    ratios = {text: {"median": 1.2} for text in scaling.LEAST.values()}
     (tmp_path / f"{scaling.STALENESS}.json").write_text(json.dumps({"ratios": ratios}), encoding="utf-8")
     cells = {
         "port": {

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from embodied.errors import RanksDifferError
 from embodied.learn.ranks.beside import Beside, on_own_stream
-from embodied.learn.ranks.buckets import Rooms, Stream, buckets, pack, unpack
+from embodied.learn.ranks.buckets import Bucket, Rooms, Stream, buckets, pack, unpack
 from embodied.parallel.group import Group
 from embodied.parallel.same_weights import SHOWN, checksum
 from embodied.protocols import Policy
@@ -55,6 +55,7 @@ class Sender:
         self._there: tuple[bool, int] | None = (False, 0)  # what the others have: an average or not, of which version
         self._ahead: dict[int, Beside[float]] = {}  # version → its transfer, and the seconds that this takes
         self._last: Beside[float] | None = None
+        self._buckets: list[Bucket] = []
         self._rooms = Rooms()  # in which buckets are packed
         self._bytes, self._waited_s, self._transfer_s = 0, 0.0, 0.0
 
@@ -140,7 +141,8 @@ class Sender:
         Args:
             kept: in memory of its own. Else it stands until some others are asked for (:class:`Rooms`).
         """
-        for bucket in buckets(tensors, self._dtypes):
+        self._buckets = self._buckets or buckets(tensors, self._dtypes)
+        for bucket in self._buckets:
             whole = [_whole(tensors[name]) for name in bucket.names]
             if not self._group.here:
                 continue
