@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import threading
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,7 +17,7 @@ import pytest
 from embodied.cluster import launch
 from embodied.cluster.events import Ended, Event, HeadGone, Line, Lost, Note, Placed, Refused, as_line, event_of
 from embodied.cluster.first_cause import cause_of
-from embodied.cluster.launch import Job, Watch
+from embodied.cluster.launch import Job, Local, Watch
 from embodied.errors import ClusterError, ConfigError, RankError
 
 PLACED = Placed(["a (198.18.0.1)", "b (198.18.0.2)"], 2)
@@ -136,6 +138,26 @@ def test_a_signal_before_anything_is_placed_is_a_stop(number):
     watch.signal(number)
     watch.run()
     assert watch.status == 128 + number
+
+
+class Slow(int):
+    """Lets other threads go on while it is counted down."""
+
+    def __sub__(self, other: int) -> Slow:
+        time.sleep(0.001)
+        return Slow(int(self) - other)
+
+
+def test_ranks_of_a_machine_that_end_at_the_same_time_end_the_events_once():
+    local = Local.__new__(Local)
+    local.events, local._left, local._lock = queue.SimpleQueue(), Slow(20), threading.Lock()
+    threads = [threading.Thread(target=local._tell, args=(Ended(rank, 0),)) for rank in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = [local.events.get_nowait() for _ in range(local.events.qsize())]
+    assert (len(found), found.count(None), found[-1]) == (21, 1, None)
 
 
 def job(tmp_path: Path, **how: object) -> Job:

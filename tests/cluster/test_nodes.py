@@ -135,6 +135,8 @@ def test_a_shape_that_cannot_be_is_refused_with_what_is_there():
     assert "b (198.18.0.2) 1 of 2 GPU free; n9 (198.18.0.9) 0 of 4 GPU free; n10" in text
     assert "set cluster.num_nodes to 1 or less" in text
     assert "set cluster.num_gpus_per_node to 8 or less" in str(too_few(Shape(1, 16), NODES, "GPU"))
+    text = str(too_few(Shape(1, 1), [Node("id-a", "a", "a", 0, 0)], "GPU"))
+    assert "fix: add a node that has it" in text, "no number of devices would do"
 
 
 def test_a_shape_that_others_have_says_who_has_what_and_what_to_raise():

@@ -209,6 +209,26 @@ def test_an_agent_starts_ranks_and_says_what_they_tell(tmp_path, monkeypatch):
     assert agent.events(2, 0.01) == []
 
 
+def test_a_keeper_that_is_killed_is_an_error_for_who_asks_its_agent(tmp_path, monkeypatch):
+    """Without one the driver would wait for ever for ranks that have died with it."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    agent = Agent("127.0.0.1")
+    agent.start(asdict(order("import os, time; print(os.getppid(), flush=True); time.sleep(600)", tmp_path, each=1)))
+    said: list[str] = []
+    wait_for(lambda: said.extend(agent.events(0, 0.2)) or said, ENDS_S)
+    keeper_pid = int(event_of(said[0]).text)
+    assert os.readlink(f"/proc/{keeper_pid}/cwd") == str(tmp_path), "modules of the command's folder are found"
+    os.kill(keeper_pid, signal.SIGKILL)
+
+    def fails() -> bool:
+        try:
+            return agent.events(1, 0.2) == ["never"]
+        except RuntimeError as error:
+            return "keeper of the ranks has ended" in str(error)
+
+    wait_for(fails, ENDS_S)
+
+
 def test_an_answer_that_was_lost_on_the_way_is_asked_for_again(monkeypatch):
     agent = Agent("127.0.0.1")
     agent._lines += ["one", "two", "three"]

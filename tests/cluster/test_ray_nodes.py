@@ -55,10 +55,13 @@ def command(python: str, *overrides: str, name: str) -> list[str]:
 
 
 @contextmanager
-def started(nodes: lab.Lab, node: str, *overrides: str, name: str, **files: Path) -> Iterator[subprocess.Popen[bytes]]:
+def started(
+    nodes: lab.Lab, node: str, *overrides: str, name: str, **variables: str
+) -> Iterator[subprocess.Popen[bytes]]:  # fmt: skip
     """A run that a node launches; what it prints goes to ``out(nodes, name)``. Ended with the block."""
     with out(nodes, name).open("wb") as file:
-        process = nodes.popen(node, command(nodes.python, *overrides, name=name), stdout=file, stderr=file)
+        words = command(nodes.python, *overrides, name=name)
+        process = nodes.popen(node, words, stdout=file, stderr=file, env=variables)
     try:
         yield process
     finally:
@@ -112,9 +115,10 @@ def test_two_nodes_make_the_run_that_torchrun_makes_on_one_machine(nodes):
 
 
 def test_a_killed_rank_ends_all_and_is_named_with_its_node(nodes):
-    with started(nodes, "a", *LASTS, *BY_RAY, name="killed") as process:
+    with started(nodes, "a", *LASTS, *BY_RAY, name="killed", OMP_NUM_THREADS="3") as process:
         has_checkpoint(nodes, "killed", process)
         (rank,) = [pid for pid in nodes.pids("b", "embodied.train") if b"RANK=1" in environment_of(pid)]
+        assert b"OMP_NUM_THREADS=3" in environment_of(rank), "as at the launcher"
         os.kill(rank, signal.SIGKILL)
         assert process.wait(ENDS_S) == 2
         lab.wait_for(lambda: not of_this_run(nodes, "killed"), ENDS_S)
@@ -154,6 +158,21 @@ def test_a_run_whose_node_is_gone_goes_on_to_the_same_bits(nodes):
     with started(nodes, "a", *options, name="whole") as process:
         assert process.wait(ENDS_S) == 0
     assert results(nodes, "lost") == results(nodes, "whole")
+
+
+def test_a_run_whose_node_is_gone_goes_on_with_fewer_ranks_if_there_is_no_room_for_all(nodes):
+    """Four ranks, of which the node that is left can have two."""
+    four = ("cluster.launcher=ray", "cluster.num_nodes=2", "cluster.num_gpus_per_node=2", "algorithm.group_size=2")
+    more = ("env.train.step_s=0.03", "runner.max_epochs=8", "cluster.max_restarts=1")
+    with started(nodes, "a", *RUN, *four, *more, name="fewer") as process:
+        has_checkpoint(nodes, "fewer", process)
+        nodes.cut_power("b")
+        assert process.wait(ENDS_S) == 0
+    said = printed(nodes, "fewer")
+    assert "node b (198.18.0.2) with ranks 2 to 3 is lost" in said
+    assert "ranks: a (198.18.0.1): rank 0-1\n" in said
+    assert "processes that train: 4 so far, 2 from here on" in said
+    assert len(results(nodes, "fewer")[0]) == 8
 
 
 def test_no_process_outlives_a_killed_launcher(nodes):

@@ -86,6 +86,25 @@ def test_a_job_has_what_the_keys_say(asked):
     assert [size for size in range(1, 9) if job.divides(size)] == [1, 2]
 
 
+def test_ranks_share_what_those_with_their_role_share(asked, monkeypatch, capsys):
+    """Two of three collect, with four slots."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2})
+    three = ("cluster.launcher=local", "cluster.num_gpus_per_node=3")
+    apart = ("cluster.component_placement={rollout: 0-1, actor: 2}", "actor.fsdp_config.strategy=replicate")
+    assert run(*USUAL, *three, *apart) == 0
+    assert len(asked) == 1
+    assert run(*USUAL, *three, *apart, "cluster.component_placement={rollout: 0-2, actor: 2}") == 2
+    assert "the 3 processes that collect episodes cannot share it equally" in capsys.readouterr().err
+    assert len(asked) == 1
+
+
+def test_a_dry_run_refuses_for_roles_what_a_run_would(capsys):
+    keys = ("cluster.num_nodes=1", "cluster.num_gpus_per_node=2", "cluster.component_placement={actor: 0, rollout: 1}")
+    lag = ("algorithm.max_staleness=2", "runner.dry_run=true", "actor.fsdp_config.strategy=replicate")
+    assert run(*USUAL, *keys, *lag) == 2
+    assert "a process that only collects keeps one set of weights" in capsys.readouterr().err
+
+
 def test_numbers_that_cannot_be_are_refused_before_anything_starts(asked, capsys, monkeypatch):
     def refused(*keys: str) -> str:
         assert run(*USUAL, *keys) == 2

@@ -148,27 +148,30 @@ class Peer:
     def _dial(self, until: float, taken: int) -> Opened | Exception:
         """Tries to reach the host. Returns why it cannot be, if so."""
         assert self.started is not None
-        refusals = 0
+        refused: list[Exception] = []
         while True:
             try:
                 limit = max(AGAIN_S, min(DIAL_S, until - time.monotonic()))
                 return dial(self.started.address, self._key, self._session, taken, limit)
             except ConnectionRefusedError:
                 return self.gone("has ended")
-            except NotOpened as error:
-                refusals += 1
-                if refusals == REFUSALS:
-                    return self.gone(f"has ended or does not know this rollout: {error}")
+            except (NotOpened, EmbodiedError) as error:
+                refused.append(error)
+                if len(refused) == REFUSALS:
+                    return self._refused(refused)
             except OSError as error:
                 if time.monotonic() > until:
                     return self.gone(f"has not answered for {self._job.silence_s:g} s ({error})")
-            except EmbodiedError as error:
-                refusals += 1
-                if refusals == REFUSALS:  # else its hello may have been damaged on its way
-                    return error
             if self._dropped:
                 return self.gone("was given up")
             time.sleep(AGAIN_S)
+
+    def _refused(self, errors: list[Exception]) -> Exception:
+        """Returns why a host is lost. It is of another version if it says so each time and was never reached; one such
+        hello may have been damaged on its way."""
+        if not self.reached and all(isinstance(error, EmbodiedError) for error in errors):
+            return errors[-1]
+        return self.gone(f"has ended or does not know this rollout: {getattr(errors[-1], 'message', errors[-1])}")
 
     # -- commands ----------------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import pytest
 from host_rig import RelayedStarter, ThreadStarter, meanwhile, mutated
 from rig import records
 
-from embodied.errors import ConfigError
+from embodied.errors import ConfigError, WorkerDiedError
 from embodied.runtime.plan import train_plan
 from embodied.runtime.remote import peer
 from embodied.runtime.remote.starter import Address
@@ -152,10 +152,9 @@ def test_mutated_frames_on_both_ways_reach_no_record(make_rig, expected, monkeyp
             assert resident(one.started.host.pid) < 1 << 30
 
 
-@pytest.mark.parametrize(("damaged", "up"), [(2, True), (10, False)])
-def test_a_hello_that_was_damaged_is_no_other_version(make_rig, monkeypatch, damaged, up):
-    """A host of another version says so each time."""
-    errors, dial = [ConfigError("embodied is 9", "install the same") for _ in range(damaged)], peer.dial
+def errors_of_dials(monkeypatch, count: int) -> list[Exception]:
+    """Errors that the next attempts to reach a host end with."""
+    errors, dial = [ConfigError("embodied is 9", "install the same") for _ in range(count)], peer.dial
 
     def dialed(*how):
         if errors:
@@ -164,5 +163,31 @@ def test_a_hello_that_was_damaged_is_no_other_version(make_rig, monkeypatch, dam
 
     monkeypatch.setattr(peer, "dial", dialed)
     monkeypatch.setattr(peer, "AGAIN_S", 0.01)
+    return errors
+
+
+@pytest.mark.parametrize(("damaged", "up"), [(2, True), (10, False)])
+def test_a_hello_that_was_damaged_is_no_other_version(make_rig, monkeypatch, damaged, up):
+    """A host of another version says so each time."""
+    errors_of_dials(monkeypatch, damaged)
     with nullcontext() if up else pytest.raises(ConfigError, match="embodied is 9"):
         assert make_rig(**SHAPE, hosts=1, starter=ThreadStarter()).pool.up == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("reached", [False, True])
+def test_hellos_that_were_damaged_lose_a_host_at_most(make_rig, monkeypatch, reached):
+    """Of a host that was reached before, and among refusals of another kind, no version is to blame."""
+    errors = errors_of_dials(monkeypatch, 0)
+    if not reached:
+        errors += [ConfigError("embodied is 9", "install the same"), handshake.NotOpened("it broke off")] * 2
+        with pytest.raises(WorkerDiedError, match="has ended or does not know this rollout"):
+            make_rig(**SHAPE, hosts=1, starter=ThreadStarter())
+        return
+    pool = make_rig(**SHAPE, hosts=1, starter=ThreadStarter(), max_restarts=3).pool
+    errors += [ConfigError("embodied is 9", "install the same")] * 3
+    link = pool.hosts[0].link
+    link.detach()
+    link.broken = OSError("cut")
+    while pool.restarts == 0 or len(pool.up) < 4:
+        pool.recv(1, timeout=0.1)
+    assert errors == []

@@ -236,6 +236,27 @@ def test_rows_that_an_update_reads_stay_until_it_has_ended(calm):
     weights(0)
 
 
+def test_rows_are_given_back_once_also_if_a_signal_comes_between_two(calm, monkeypatch):
+    weights = Weights(calm.policy)
+    rollout = flowing(calm, weights)
+    rollout.hold(rollout.collect(plan_of(calm, 0), job_of(calm, 0, 2))[0])
+    give_back, given = rollout.records.give_back, []
+
+    def stopped(lease: Any) -> None:
+        given.append(lease)
+        give_back(lease)
+        if len(given) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(rollout.records, "give_back", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        rollout.hold()
+    rollout.hold()
+    assert len(given) == len(set(given)) == 2
+    rollout.records.keep()
+    weights(0)
+
+
 def test_a_plan_for_which_no_rows_will_be_free_is_refused(make_rig):
     rig = make_rig(slots=2, workers=1, rows=ROWS)
     rollout = flowing(rig, Weights(rig.policy))
