@@ -176,7 +176,8 @@ class Lab:
     def environment(self, env: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
         paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "helpers")])
         path = os.pathsep.join([str(self.bin), os.environ["PATH"]])
-        return {**os.environ, "PATH": path, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **env}
+        patient = {"RAY_raylet_start_wait_time_s": f"{READY_S:g}"}  # 30 s are too few on a busy machine
+        return {**os.environ, "PATH": path, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **patient, **env}
 
     def running(self) -> list[str]:
         return [name for name, process in self.nodes.items() if process.poll() is None]
