@@ -112,7 +112,7 @@ def hidden(args: argparse.Namespace) -> dict[str, Any]:
     with _two_machines(args.mbits) as made:
         _between(made, ["-m", "embodied.train", *runs.RUN, *HIDDEN, "--config-dir", str(runs.FAKES)])
         rows = runs.rows(made.folder)[2:-1]
-    names = ("time/iteration_s", "time/rollout_s", "time/train_s", "time/weight_sync_s")
+    names = ("time/iteration_s", "time/rollout_s", "time/train_s", "time/weight_transfer_s")
     found = {name: [row[name] for row in rows] for name in names}
     longer = [max(row["time/rollout_s"], row["time/train_s"]) for row in rows]
     iteration = sum(found["time/iteration_s"]) / sum(longer)
@@ -120,6 +120,6 @@ def hidden(args: argparse.Namespace) -> dict[str, Any]:
         "found": {name: spread(values) for name, values in found.items()},
         "bars": {
             "iteration over its longer half": iteration,
-            "transfer over the longer half": sum(found["time/weight_sync_s"]) / sum(longer),
+            "transfer over the longer half": sum(found["time/weight_transfer_s"]) / sum(longer),
         },
     }

@@ -212,7 +212,7 @@ class Driver:
         if self._places is not None:
             described = self._places.described
         software = [self._software(node) for node in self._nodes]
-        threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}  # agents have what Ray has set there
+        threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or "1"}  # agents have what Ray has set there
         orders = [
             Order(
                 self._plan.arguments, "ray", place * shape.each, shape.each, place, shape.size,

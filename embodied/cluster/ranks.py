@@ -67,7 +67,7 @@ class Order:
 def environment_of(order: Order, local_rank: int, error_file: Path, base: Mapping[str, str]) -> dict[str, str]:
     """Returns the environment of a rank: that of ``base`` with the machine's and torchrun's variables."""
     return {
-        "OMP_NUM_THREADS": "1", **base, "PYTHONUNBUFFERED": "1", **order.variables,
+        **base, "OMP_NUM_THREADS": base.get("OMP_NUM_THREADS") or "1", "PYTHONUNBUFFERED": "1", **order.variables,
         "RANK": str(order.first + local_rank), "LOCAL_RANK": str(local_rank), "GROUP_RANK": str(order.node),
         "WORLD_SIZE": str(order.size), "LOCAL_WORLD_SIZE": str(order.each),
         "MASTER_ADDR": order.address, "MASTER_PORT": str(order.port),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, suppress
@@ -26,6 +26,7 @@ from embodied.runtime.remote.local import LocalStarter
 from embodied.runtime.remote.starter import Address, HostJob, StartedHost
 
 READY_S = 10.0  # for an actor to get its CPUs
+END_S = 3.0  # for hosts that were stopped to give their CPUs back
 TAIL_S = 0.5  # one that is there answers in milliseconds, and who is gone is said within a second
 
 
@@ -108,10 +109,14 @@ class SimHost:
 
 
 class RayHost:
-    """A host on another node, as the process that has started it sees it."""
+    """A host on another node, as the process that has started it sees it.
 
-    def __init__(self, node: str, address: Address, actor: Any) -> None:
-        self.node, self.address, self._actor = node, address, actor
+    Args:
+        ends: threads that end hosts; one is put there.
+    """
+
+    def __init__(self, node: str, address: Address, actor: Any, ends: deque[threading.Thread]) -> None:
+        self.node, self.address, self._actor, self._ends = node, address, actor, ends
 
     def tail(self) -> str:
         """Returns the end of its log."""
@@ -123,7 +128,9 @@ class RayHost:
 
     def stop(self) -> None:
         """Ends the host with its actor, in a thread: a node that is gone does not answer."""
-        threading.Thread(target=self._end, daemon=True, name=f"end of a host on {self.node}").start()
+        end = threading.Thread(target=self._end, daemon=True, name=f"end of a host on {self.node}")
+        end.start()
+        self._ends.append(end)
 
     def _end(self) -> None:
         import ray
@@ -153,9 +160,20 @@ class RayStarter:
         self._wanted, self._software = wanted, software
         self._hosts: Counter[str] = Counter()
         self._lock = threading.Lock()
+        self._ends: deque[threading.Thread] = deque()
+
+    def finish(self) -> None:
+        """Waits until hosts that were stopped have given back their CPUs, :data:`END_S` at most."""
+        until = time.monotonic() + END_S
+        for end in [*self._ends]:
+            end.join(max(0.0, until - time.monotonic()))
+            if not end.is_alive():
+                with suppress(ValueError):  # another thread has waited, too
+                    self._ends.remove(end)
 
     def start(self, index: int, job: HostJob, key: bytes, avoid: AbstractSet[str]) -> StartedHost:
         """Starts a host. See :class:`embodied.runtime.remote.starter.HostStarter`."""
+        self.finish()  # the host may replace one of these
         import ray  # by the thread of a host: imported by the main thread, Ray takes its handler of SIGTERM
 
         with self._lock:
@@ -172,7 +190,7 @@ class RayStarter:
                 f"simulator host {index} did not start on node {place.name}: {str(error).splitlines()[-1]}",
                 "see whether the node is up, and has free CPUs (ray status)",
             ) from error
-        return RayHost(place.name, Address(*listens), actor)
+        return RayHost(place.name, Address(*listens), actor, self._ends)
 
     def _placed(self, index: int, num_slots: int, avoid: AbstractSet[str]) -> tuple[Place, Any]:
         """Makes the actor of a host. Other ranks choose at the same time from the same free CPUs, so a node that lets

@@ -59,6 +59,9 @@ class Acting:
         """Context in which :attr:`policy` has the weights that act."""
         return nullcontext()
 
+    def check(self) -> None:
+        """Raises what will end the run as soon as weights are to act that did not arrive."""
+
     def evaluated(self) -> AbstractContextManager[None]:
         """Context in which :attr:`policy` has the weights of the policy that learns."""
         return nullcontext()

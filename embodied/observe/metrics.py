@@ -183,7 +183,9 @@ METRICS: dict[str, str] = {
     "time/env_wait_share": "share of the rollout's wall time spent waiting for env workers, 0..1",
     "time/slot_idle_share": "share of the slots' time without a command: waiting for the policy or an episode, 0..1",
     "time/rank_wait_share": "share of the rollout's wall time that processes waited for the slowest (torchrun), 0..1",
-    "time/weight_sync_s": "wall time in which weights went from the processes that train to those that only collect, s",
+    "time/weight_sync_s": "wall time in which the first process that trains waited for weights that went to those that "
+    "only collect, s",
+    "time/weight_transfer_s": "wall time in which these weights were under way, also beside an update, s",
     "time/engine_load_s": "wall time in which the weights went to the inference engine, s",
     "time/worker_reset_s": "seconds in resets (building simulators included), summed over env workers, s",
     "time/worker_step_s": "seconds in control steps, summed over env workers, s",

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from embodied.errors import ConfigError, EmbodiedError
+from embodied.parallel import transfers
 from embodied.parallel.exchanges import Exchanges, collective, lost_rank
 from embodied.parallel.placement.launcher import Launcher, launched_by
 from embodied.parallel.placement.table import EVERY_ROLE as EVERY_ROLE
@@ -245,7 +246,8 @@ class Group(Exchanges):
         finally:
             self._store = self._patience = None
             self._parts = {}
-            dist.destroy_process_group()
+            if transfers.finish():  # else the process leaves with the group
+                dist.destroy_process_group()
 
     # -- who does what -----------------------------------------------------------------------------------------------
 

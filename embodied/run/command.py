@@ -16,6 +16,7 @@ import gc
 import shlex
 import signal
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,6 +24,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from embodied.errors import ConfigError, EmbodiedError, Stopped, broken, printed, refuse
+from embodied.parallel import transfers
 from embodied.parallel.group import Group, ended_by
 from embodied.parallel.placement.launcher import start_command
 from embodied.run import launching
@@ -47,6 +49,18 @@ def main(argv: Sequence[str] | None, config_name: str, recipe: Recipe | None = N
         the exit status: 0, 2 for an error that is explained, or 128 and the signal's number (130 for Ctrl-C, 143 for
         SIGTERM) when one came, also where a checkpoint was left.
     """
+    try:
+        status = _main(argv, config_name, recipe)
+    except Exception:
+        if transfers.under_way():
+            traceback.print_exc()
+            transfers.leave(1)
+        raise
+    transfers.leave(status)
+    return status
+
+
+def _main(argv: Sequence[str] | None, config_name: str, recipe: Recipe | None) -> int:
     processes = Group()
     try:
         processes = Group.from_environment()

@@ -69,7 +69,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         reporter, folder, model = session.reporter, session.path, session.model
         with console.progress("building the learner", brief=True):
             numbers = sizes(config, sides, processes, model.policy.spec)
-            trainer = make_learner(config, sides, model, processes)
+            trainer = make_learner(config, sides, model, processes, lambda: stop.wanted)
         origin, saved = origin_of(config, side), cast(Saved, trainer)  # where there is none, nothing is saved
         saves = Saves(session.folder, config, saved, model.sharding, reporter, origin, processes)
         opened.enter_context(closing(saves))

@@ -62,6 +62,7 @@ def test_a_rank_has_the_variables_of_torchrun(tmp_path):
 
 @pytest.mark.parametrize(
     ("base", "own", "threads"), [({}, {}, "1"), ({"OMP_NUM_THREADS": "4"}, {}, "4"),
+                                 ({"OMP_NUM_THREADS": ""}, {}, "1"),
                                  ({"OMP_NUM_THREADS": "4"}, {"OMP_NUM_THREADS": "3"}, "3")],
 )  # fmt: skip
 def test_a_rank_has_one_thread_unless_the_user_says_otherwise(tmp_path, base, own, threads):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
+import socket
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,8 @@ from embodied.cluster.sim_host import RayStarter, SimHost
 from embodied.errors import ClusterError, WorkerDiedError
 from embodied.parallel.placement.table import NodeSoftware
 from embodied.runtime.pool.pool import Deadlines, PoolConfig
-from embodied.runtime.remote.folders import PREFIX, temporary_folder
+from embodied.runtime.remote import folders as rooms
+from embodied.runtime.remote.folders import PREFIX, UNLOCKED, temporary_folder
 from embodied.runtime.remote.starter import KEY_BYTES, HostJob
 from embodied.runtime.worker.reward import ShapedReward
 
@@ -92,6 +95,51 @@ def test_a_folder_that_a_killed_process_has_left_is_removed_by_the_next_and_no_o
     with temporary_folder() as lives, temporary_folder() as second:
         assert sorted(folders(tmp_path)) == sorted([lives.name, second.name, other.name])
     assert folders(tmp_path) == [other.name]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.EBADF])
+def test_where_folders_cannot_be_locked_none_is_removed(tmp_path, job, monkeypatch, number):
+    """As on some network file systems."""
+    left = tmp_path / f"{PREFIX}left"
+    left.mkdir()
+
+    def flock(*arguments: int) -> None:
+        raise OSError(number, "no locks here")
+
+    monkeypatch.setattr(rooms.fcntl, "flock", flock)
+    with temporary_folder() as lives:
+        assert lives.name.startswith(UNLOCKED)
+        with temporary_folder() as second:
+            assert lives.is_dir()
+        assert not second.exists()
+    assert [*tmp_path.iterdir()] == [left]
+
+
+def test_folders_of_other_machines_and_of_older_releases_stay(tmp_path, job):
+    others = {tmp_path / "embodied-host-abcd1234", tmp_path / "embodied-host@another@abcd1234"}
+    for other in others:
+        other.mkdir()
+    with temporary_folder() as lives:
+        assert socket.gethostname() in lives.name
+        assert not lives.name.startswith("embodied-host-"), "an older release removes these"
+    assert {*tmp_path.iterdir()} == others
+
+
+def test_a_stopped_host_has_given_back_its_cpus_before_another_is_placed(job, monkeypatch):
+    monkeypatch.setattr(sim_host, "END_S", ENDS_S)
+    ray = StandInRay({"b": 8}).install(monkeypatch)
+    starter = RayStarter("head", "198.18.0.9")
+    host = start(starter, job)
+    host.stop()
+    killed = []
+    monkeypatch.setattr(starter, "_placed", lambda *_: killed.append(ray.actors[0].killed) or _nowhere())
+    with pytest.raises(ClusterError):
+        start(starter, job)
+    assert killed == [True]
+
+
+def _nowhere() -> None:
+    raise ClusterError("no node", "add one")
 
 
 def test_a_host_that_sees_the_runs_folder_has_no_other(job, tmp_path):

@@ -40,8 +40,15 @@ class ThreadHost:
 
 
 class ThreadStarter:
+    """Starts hosts in threads. ``finished``: how often somebody waited for those that were stopped."""
+
+    finished = 0
+
     def start(self, index: int, job: HostJob, key: bytes, avoid: AbstractSet[str]) -> StartedHost:
         return ThreadHost(job, key)
+
+    def finish(self) -> None:
+        self.finished += 1
 
 
 class Nodes:
@@ -68,6 +75,8 @@ class Nodes:
         with self._lock:
             self._on[node].append(host)
         return host
+
+    def finish(self) -> None: ...
 
     def cut_power(self, choose: random.Random) -> None:
         """Kills all processes of a node that has hosts, if one has."""
@@ -241,6 +250,9 @@ class RelayedStarter:
         made = Mutates(host.address, self._every, seed) if self._every else Relay(host.address, self._damage, seed)
         self.relays.append(made)
         return RelayedHost(host, self.relays[-1])
+
+    def finish(self) -> None:
+        self._inner.finish()
 
 
 @contextmanager

@@ -119,6 +119,27 @@ def sent(world: Group, damage: bool, checks: bool):
     return found or named(policy)
 
 
+def placed(world: Group):
+    """Weights of a convolution whose channels lie together, one of which has a second name."""
+    world._with = {"train": (1,), "rollout": (0,)}
+    group, layers = followers(world), torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(3, 2))
+    layers.to(memory_format=torch.channels_last)
+    own = named(layers)
+    if world.of("train").here:
+        Sender(group, Group(), {name: p.dtype for name, p in own.items()}, True).send(own, 7)
+        return own
+    alias, lies = layers[1].weight.data, [(p.stride(), p.data_ptr()) for p in layers.parameters()]
+    assert not layers[0].weight.is_contiguous()
+    Receiver(group, Group(), layers, True).receive()
+    assert [(p.stride(), p.data_ptr()) for p in layers.parameters()] == lies
+    return {**named(layers), "1.weight": alias}
+
+
+def test_weights_arrive_where_the_tensors_lie():
+    found, own = on_ranks(placed)
+    assert all(torch.equal(found[name], tensor) for name, tensor in own.items())
+
+
 def damaged(tensor: torch.Tensor, wait):
     """Waits for a tensor; another arrives if it is one of weights."""
 

@@ -1,9 +1,9 @@
 """Tensors that travel together: how they lie beside each other, and how one bucket follows another.
 
-    tensors ──copy──▶ bucket 0 ═══════▶ broadcast        where the tensors lie in their buckets already,
-                        bucket 1 ──copy──▶ ═══════▶       nothing is copied on arrival
+    tensors ──copy──▶ bucket 0 ═══════▶ ──copy──▶ tensors
+                        bucket 1 ──copy──▶ ═══════▶ ──copy──▶ …
 
-Each bucket is packed, and compared on arrival, while another one is on its way.
+Each bucket is packed, and compared and taken apart on arrival, while another one is on its way.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from embodied.parallel.group import Group
 
 BUCKET = 2**24  # bytes of small tensors that travel together; a larger one travels alone
-ALIGNED = 64  # bytes: as torch aligns tensors, so that products have the same bits wherever a tensor lies
+ALIGNED = 512  # bytes: as torch aligns tensors on a GPU
 UNDER_WAY = 3  # broadcasts at a time
 
 
@@ -65,6 +65,29 @@ def pack(bucket: Bucket, tensors: Sequence[Tensor], flat: Tensor) -> Tensor:
     flat = flat[: bucket.elements]
     torch._foreach_copy_(bucket.parts(flat, tensors), list(tensors))
     return flat
+
+
+def unpack(bucket: Bucket, flat: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Copies what :func:`pack` has put into ``flat`` into tensors, however these lie in memory."""
+    torch._foreach_copy_(list(tensors), bucket.parts(flat, tensors))
+
+
+class Rooms:
+    """Memory for buckets that follow each other; it is used again after :data:`UNDER_WAY` buckets of a format."""
+
+    def __init__(self) -> None:
+        self._of: dict[torch.dtype, deque[Tensor]] = {}
+
+    def of(self, bucket: Bucket, like: Tensor) -> Tensor:
+        """Returns room for a bucket, [elements], on the device of ``like``. One of a large tensor has its own."""
+        size = BUCKET // bucket.dtype.itemsize
+        if bucket.elements > size:
+            return like.new_empty(bucket.elements, dtype=bucket.dtype)
+        rooms = self._of.setdefault(bucket.dtype, deque())
+        if len(rooms) < UNDER_WAY:
+            rooms.append(like.new_empty(size, dtype=bucket.dtype))
+        rooms.rotate()
+        return rooms[0][: bucket.elements]
 
 
 class Stream:

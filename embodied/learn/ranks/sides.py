@@ -12,7 +12,7 @@ All processes make the same calls in the same order, so that each call may be a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,8 +23,9 @@ import torch
 from embodied.errors import Stopped
 from embodied.learn.acting import Acting, check_acts_alone, make_acting
 from embodied.learn.batch import Batch
+from embodied.learn.ranks.acting import Received, Sent
 from embodied.learn.ranks.deal import Dealer
-from embodied.learn.ranks.weights import Received, Receiver, Sender, Sent
+from embodied.learn.ranks.weights import Receiver, Sender
 from embodied.learn.score.score import places_of
 from embodied.learn.score.start_memory import StartMemory
 from embodied.learn.trainer import Trainer
@@ -45,6 +46,7 @@ class Links:
             go ahead, and for what came of an update. Threads of their own may exchange these.
         dtypes: of the trained tensors where they act, by name.
         checks: weights are compared before they act (``rollout.validate_weight``).
+        stops: whether a stop signal has come here.
     """
 
     dealer: Dealer
@@ -53,6 +55,7 @@ class Links:
     news: Group
     dtypes: Mapping[str, torch.dtype]
     checks: bool
+    stops: Callable[[], bool]
 
     @property
     def world(self) -> Group:
@@ -91,7 +94,7 @@ class TrainSide(Trainer):
     def __post_init__(self) -> None:
         links, average = self.links, self.actor.optim.ema_decay is not None
         acts = links.world.of("rollout").here
-        self._sender = Sender(links.weights, links.ahead, links.dtypes, links.checks)
+        self._sender = Sender(links.weights, links.ahead, links.dtypes, links.checks, links.stops)
         self._took = self._sender.take_metrics()
 
         def sent(policy: Policy, staleness: int, interval: int, parallel: Parallel | None) -> Acting:
@@ -173,8 +176,8 @@ class RolloutSide:
 
     def __post_init__(self) -> None:
         links = self.links
-        self._receiver = Receiver(links.weights, links.ahead, self.policy, links.checks)
-        self.acting: Acting = Received(self.policy, self._receiver.receive)
+        self._receiver = Receiver(links.weights, links.ahead, self.policy, links.checks, links.stops)
+        self.acting: Acting = Received(self.policy, self._receiver)
 
     def begin_rollout(self, iteration: int) -> None:
         """Does nothing: which weights act is chosen where they are learnt."""
@@ -235,7 +238,9 @@ def resumed(learner: Learner, iteration: int, ids: dict[str, str]) -> tuple[int,
     return iteration, ids
 
 
-def links(dealer: Dealer, dtypes: Mapping[str, torch.dtype], checks: bool) -> Links:
+def links(
+    dealer: Dealer, dtypes: Mapping[str, torch.dtype], checks: bool, stops: Callable[[], bool] = lambda: False
+) -> Links:
     """Connects the processes. A collective of all of them."""
     weights, ahead, news = (followers(dealer.world) for _ in range(3))
-    return Links(dealer, weights, ahead, news, dtypes, checks)
+    return Links(dealer, weights, ahead, news, dtypes, checks, stops)

@@ -182,7 +182,13 @@ class OneStepOff(Synchronous):
     def _roll_beside(self, iteration: int, stop: StopSignal, ran: TimedRollout, update: Future[Updated]) -> None:
         """Collects the next rollout, if there is one, while the update runs."""
         if iteration + 1 < self._config.runner.max_epochs:
-            self._ahead = self._run(iteration + 1, stop, ran, lambda: _raise_error_of(update))
+            self._ahead = self._run(iteration + 1, stop, ran, lambda: self._check(update))
+
+    def _check(self, update: Future[Updated]) -> None:
+        """Raises what has ended the update, or will end the next rollout."""
+        if update.done():
+            update.result()
+        self._trainer.acting.check()
 
     def close(self) -> None:
         """Ends the thread in which rollouts run."""
@@ -234,9 +240,3 @@ def _on(stream: torch.cuda.Stream | None) -> Iterator[None]:
     with torch.cuda.stream(stream):
         yield
     stream.synchronize()
-
-
-def _raise_error_of(update: Future[Updated]) -> None:
-    """Raises what has ended the update."""
-    if update.done():
-        update.result()

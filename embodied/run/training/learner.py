@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,23 +20,29 @@ from embodied.run.build.policy import Model, record_fields, sampling
 from embodied.schema import Config
 
 
-def make_learner(config: Config, sides: Sides, model: Model, processes: Group) -> Learner:
+def make_learner(
+    config: Config, sides: Sides, model: Model, processes: Group, stops: Callable[[], bool] = lambda: False
+) -> Learner:
     """Makes the learner of a training, or what stands for it in a process that only collects. A collective where
-    processes have different roles."""
+    processes have different roles.
+
+    Args:
+        stops: whether a stop signal has come here.
+    """
     if not processes.is_split:
         return make_trainer(config, sides.train, model)
-    connected = _links(config, sides, model, processes)
+    connected = _links(config, sides, model, processes, stops)
     if processes.of("train").here:
         return make_trainer(config, sides.train, model, links=connected)
     return RolloutSide(model.policy, model.device, connected, memory_of_starts(config, sides.train))
 
 
-def _links(config: Config, sides: Sides, model: Model, processes: Group) -> Links:
+def _links(config: Config, sides: Sides, model: Model, processes: Group, stops: Callable[[], bool]) -> Links:
     spec, texts = model.policy.spec, config.algorithm.min_filter_prefix_tokens is not None
     dealer = Dealer(processes, sides.train.spec, spec, record_fields(sides, spec), texts)
     dtypes = acting_dtypes(model.policy, config.actor.fsdp_config, model.sharding.collective_passes)
     checks = config.rollout.validate_weight is not False
-    return links(dealer, dtypes, checks)
+    return links(dealer, dtypes, checks, stops)
 
 
 def make_trainer(config: Config, side: ConfiguredEnv, model: Model, **more: Any) -> Trainer:

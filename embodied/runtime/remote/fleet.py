@@ -285,6 +285,7 @@ class Fleet:
             time.sleep(0.01)
         for peer in peers:
             peer.drop()
+        self._starter.finish()
         for index in range(self._config.hosts):
             (self._config.pool.log_dir / f"host-{index:02d}" / self._proof).unlink(missing_ok=True)
         self.peers, self.by_slot = {}, {}

@@ -85,6 +85,9 @@ class LocalStarter:
                 raise
         return LocalHost("this machine", Address(said[0], int(said[1])), process, log)
 
+    def finish(self) -> None:
+        """Does nothing: :meth:`LocalHost.stop` has waited."""
+
 
 def _ended(index: int, process: Child, log: Path) -> WorkerError:
     how = how_it_ended(process.wait())

@@ -98,3 +98,8 @@ class HostStarter(Protocol):
                 other hosts serve.
         """
         ...
+
+    def finish(self) -> None:
+        """Waits until hosts that were stopped have given back what they had. Must not block for long: a node may be
+        gone."""
+        ...

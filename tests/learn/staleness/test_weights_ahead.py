@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from datetime import timedelta
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,8 +16,9 @@ from embodied.errors import RankError, RanksDifferError
 from embodied.learn.ranks import buckets
 from embodied.learn.ranks.beside import Beside
 from embodied.learn.ranks.sides import followers
-from embodied.learn.ranks.weights import Receiver, Sender
+from embodied.learn.ranks.weights import LATER, NEW, Receiver, Sender
 from embodied.parallel.group import Group
+from embodied.run.training.iteration import OneStepOff
 from embodied.testing import FakePolicy
 
 
@@ -138,6 +142,139 @@ def test_an_error_is_that_of_the_work_and_of_all_after_it():
     entered.set()
     for work in (first, second):
         assert work.daemon, "else a process waits for it at its end"
+        assert work.name == "weights ahead"
         with pytest.raises(RankError, match="gone"):
             work.result()
     assert Beside(lambda: 2, after=Beside(lambda: 1)).result() == 2
+
+
+def test_what_has_gone_ahead_takes_no_memory():
+    tensors = [torch.zeros(3), torch.ones(3)]
+    sent, got = map(weakref.ref, tensors)
+    first = Beside(partial(lambda _, arrived: arrived, *tensors))
+    second = Beside(lambda: None, after=first)
+    tensors.clear()
+    assert second.wait()
+    assert sent() is None
+    assert got() is not None, "nobody has it yet"
+    assert first.result() is got()
+    assert got() is None
+
+
+def test_a_stop_ends_the_wait_for_weights():
+    end = threading.Event()
+    work = Beside(end.wait)
+    assert not work.wait(lambda: True)
+    end.set()
+    assert work.wait()
+
+
+def stopped(world: Group, rank: int):
+    """Weights are under way for ever when a signal comes in one process."""
+    link, own = ends(world)
+    end = threading.Event()
+    link._ahead[1] = link._last = Beside(lambda: float(end.wait()) if world.rank == rank else [] if rank else 0.0)
+    link._stops = lambda: world.rank == rank
+    before = values(own)
+    if isinstance(link, Sender):
+        link.send(own, 1)
+        link.send(own, 2)
+    else:
+        assert link.receive() == 1
+        if rank == 1:
+            assert link.receive() == 2, "nothing new is sent, either"
+        assert all(torch.equal(own[name], tensor) for name, tensor in before.items())
+    world.gather(None)
+    end.set()
+
+
+def test_a_stop_where_weights_come_from_ends_the_wait_everywhere():
+    on_ranks(stopped, 1)
+
+
+def arrives_late(world: Group):
+    """The weights of another version are sent while some are under way ahead."""
+    link, own = ends(world)
+    did: list[object] = []
+    if isinstance(link, Sender):
+        say, transfer, end = link._say, link._transfer, threading.Event()
+        link._ahead[1] = link._last = Beside(lambda: float(end.wait()))
+
+        def says(kind: int, version: int) -> None:
+            did.append(kind)
+            say(kind, version)
+            end.set()
+
+        link._say = says
+        link._transfer = lambda *arguments: did.append(link._last.is_alive()) or transfer(*arguments)
+        link.send(own, 2)
+        return did
+    link._last = SimpleNamespace(wait=lambda *gives_up: did.append(bool(gives_up)))
+    fill = link._fill
+    link._fill = lambda *arguments: did.append("fill") or fill(*arguments)
+    assert link.receive() == 2
+    return did
+
+
+def test_weights_wait_for_those_that_go_ahead():
+    received, sent = on_ranks(arrives_late)
+    assert sent == [LATER, NEW, False]
+    assert received == [True, False, "fill"], "a signal ends the first wait alone"
+
+
+def forgotten(world: Group):
+    link, own = ends(world)
+    if isinstance(link, Sender):
+        link.send_ahead(own, 3)
+        link.forget()
+        link.send(own, 3)
+        return {}
+    link.receive_ahead(3)
+    assert link.receive() == 3
+    return link._ahead
+
+
+def test_weights_that_became_others_are_forgotten_on_both_sides():
+    assert on_ranks(forgotten) == [{}, {}]
+
+
+def waited(world: Group):
+    link, own = ends(world)
+    if not isinstance(link, Sender):
+        link._ahead[1] = Beside(list)
+        link._buckets = link._own = []
+        return link.receive()
+    link._ahead[1] = link._last = Beside(lambda: 1e6)
+    link.send(own, 1)
+    return link.take_metrics()
+
+
+def test_a_transfer_beside_an_update_is_no_wait():
+    _, found = on_ranks(waited)
+    assert found["time/weight_transfer_s"] == 1e6
+    assert found["time/weight_sync_s"] < 1e6
+
+
+def test_nothing_is_sent_where_all_train():
+    own = named(FakePolicy(seed=0))
+    sender = Sender(Group(), Group(), {name: p.dtype for name, p in own.items()}, True)
+    assert sender.is_there(5), "so nothing goes ahead"
+    sender.send(own, 5)
+    assert not any(sender.take_metrics().values())
+
+
+def fails() -> float:
+    raise RankError("gone", "look")
+
+
+@pytest.mark.parametrize("kind", [Sender, Receiver])
+def test_a_failed_transfer_ends_the_rollout_beside(kind):
+    link = kind.__new__(kind)
+    link._last = None
+    turns = OneStepOff.__new__(OneStepOff)
+    turns._trainer, update = SimpleNamespace(acting=link), SimpleNamespace(done=lambda: False)
+    turns._check(update)
+    link._last = Beside(fails)
+    link._last.join()
+    with pytest.raises(RankError, match="gone"):
+        turns._check(update)

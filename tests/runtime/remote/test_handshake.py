@@ -162,6 +162,22 @@ def test_a_connection_that_could_not_be_accepted_is_not_the_last(door, monkeypat
     dial(door.address, KEY, SESSION, 0, FAR).socket.close()
 
 
+def test_a_thread_that_cannot_be_started_is_not_the_doors_end(door, monkeypatch):
+    start, failed = threading.Thread.start, threading.Event()
+
+    def fails(thread: threading.Thread) -> None:
+        if thread.name == "caller" and not failed.is_set():
+            failed.set()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fails)
+    with pytest.raises(NotOpened, match="broke off"):
+        dial(door.address, KEY, SESSION, 0, FAR)
+    answer(door)
+    dial(door.address, KEY, SESSION, 0, FAR).socket.close()
+
+
 def test_strangers_that_say_nothing_keep_nobody_out(door, monkeypatch):
     """Those who have waited longest leave when more come than are examined at the same time."""
     monkeypatch.setattr(handshake, "HELLO_S", 600.0)

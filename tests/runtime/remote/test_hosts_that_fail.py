@@ -140,3 +140,10 @@ def test_a_host_that_has_built_for_long_serves_or_says_why_not(make_rig, monkeyp
             make_rig(**SHAPE, hosts=1, starter=ThreadStarter())
     else:
         assert make_rig(**SHAPE, hosts=1, starter=ThreadStarter()).pool.up == [0, 1]
+
+
+def test_hosts_that_were_stopped_are_waited_for_at_the_end(make_rig):
+    starter = Fails(1)
+    with pytest.raises(ClusterError):
+        make_rig(**SHAPE, hosts=2, starter=starter)
+    assert starter.finished == 1

@@ -162,7 +162,10 @@ class Door:
                 if len(self._opening) > AT_ONCE:
                     with suppress(OSError):  # its thread has just closed it
                         self._opening.pop(0).shutdown(socket.SHUT_RDWR)
-            threading.Thread(target=self._open, args=(connection, peer), daemon=True, name="caller").start()
+            try:
+                threading.Thread(target=self._open, args=(connection, peer), daemon=True, name="caller").start()
+            except RuntimeError as error:  # as many threads as the system allows; the peer calls again
+                self._send_away(connection, peer, error)
 
     def _open(self, connection: socket.socket, peer: object) -> None:
         try:
@@ -170,11 +173,16 @@ class Door:
             self._callers.put(self._examine(connection))
             os.eventfd_write(self._bell, 1)
         except (OSError, EOFError, NotOpened) as error:
-            connection.close()
-            print(f"{peer} was not let in: {error}", flush=True)
+            self._send_away(connection, peer, error)
         finally:
             with self._lock, suppress(ValueError):
                 self._opening.remove(connection)
+
+    def _send_away(self, connection: socket.socket, peer: object, error: Exception) -> None:
+        with self._lock, suppress(ValueError):
+            self._opening.remove(connection)
+        connection.close()
+        print(f"{peer} was not let in: {error}", flush=True)
 
     def _examine(self, connection: socket.socket) -> Caller:
         theirs = _exactly(connection, _HELLO.size)
