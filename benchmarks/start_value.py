@@ -1,13 +1,13 @@
 """How much noise the baseline of ``start_value`` leaves in an update, against that of groups, at equal episodes.
 
     python benchmarks/start_value.py collect --out /tmp/starts                 # 8 episodes of each start, no training
-    python benchmarks/start_value.py report --out /tmp/starts                  # writes benchmarks/results/start_value.json
+    python benchmarks/start_value.py report --out /tmp/starts                  # benchmarks/results/start_value.json
     python benchmarks/start_value.py collect --out /tmp/starts experiment=…    # of another experiment
     python benchmarks/start_value.py made                                      # a made-up problem, in a minute
 
-``collect`` plays whole passes through the starts with one policy and keeps of each episode its return and its score, the
-gradient of the mean log-prob of its tokens, as a count sketch (Charikar et al., 2002). An update's gradient is then
-the mean of advantage times score over its episodes, for any estimator. ``report`` draws updates of so many episodes from
+``collect`` plays whole passes through the starts with one policy. It keeps the return of each episode, and its score,
+the gradient of the mean log-prob of its tokens, as a count sketch (Charikar et al., 2002). An update's gradient is then
+the mean of advantage times score over its episodes, for any estimator. ``report`` draws updates of 64 episodes from
 them and gives, for each estimator, the variance of the update's gradient (its trace), its noise scale in episodes
 ``tr Σ · B / |G|²`` (arXiv 1812.06162, equation 2.8; |G|² without the bias of the noise), and the mean square of the
 advantages. The policy stands still, so the memory is as good as it can be; ``--drift`` adds so much to all returns an
@@ -30,7 +30,6 @@ from typing import Any
 
 import numpy as np
 import torch
-
 from _measure import machine, save
 
 from embodied import train
@@ -193,8 +192,10 @@ def compared(pool: Pool, drift: float, count: int) -> dict[str, Any]:
         kinds[f"start_value, groups of {group}"] = group, lambda: OfMemory(tasks, starts, 8.0, drift)
     found = {name: measure(pool, group, make, count) for name, (group, make) in kinds.items()}
     within = float(np.mean([pool.returns[own].var(ddof=1) for own in pool.episodes_of if len(own) > 1]))
-    facts = {"episodes": len(pool.returns), "starts": starts, "tasks": tasks, "success": float(pool.successes.mean()),
-             "return_variance": float(pool.returns.var()), "variance_within_starts": within, "drift": drift}  # fmt: skip
+    facts = {
+        "episodes": len(pool.returns), "starts": starts, "tasks": tasks, "success": float(pool.successes.mean()),
+        "return_variance": float(pool.returns.var()), "variance_within_starts": within, "drift": drift,
+    }  # fmt: skip
     return {"facts": facts, "estimators": found}
 
 
@@ -220,9 +221,11 @@ def show(found: Mapping[str, Any]) -> None:
     print(json.dumps(found["facts"], indent=1))
     usual = found["estimators"]["grpo, groups of 8"]
     for name, row in found["estimators"].items():
-        scale = row["noise_scale"] / usual["noise_scale"]
-        print(f"{name:28s} noise scale {row['noise_scale']:8.1f} ({scale:5.2f} of grpo's)  A² {row['advantage_square']:.4f}"
-              f"  tr Σ {row['noise']:.3e}  |G|² {row['signal']:.3e}")  # fmt: skip
+        scale, relative = row["noise_scale"], row["noise_scale"] / usual["noise_scale"]
+        print(
+            f"{name:28s} noise scale {scale:8.1f} ({relative:5.2f} of grpo's)  A² {row['advantage_square']:.4f}"
+            f"  tr Σ {row['noise']:.3e}  |G|² {row['signal']:.3e}"
+        )
 
 
 def main() -> None:

@@ -95,7 +95,7 @@ def test_after_a_half_life_an_episode_counts_half():
 
 
 def test_what_all_starts_gain_together_needs_no_learning_anew():
-    """Two starts, worth 0 and 1; then all returns are 10 higher. Start 0 does not come again, and moves all the same."""
+    """Two starts, worth 0 and 1; then all are 10 higher. Start 0 does not come again, and moves all the same."""
     memory = StartValues.empty(1, 2)
     for _ in range(20):
         memory = memory.after(seen([0.0, 1.0], [0, 1]), half_life=4.0)
