@@ -101,7 +101,7 @@ def check_batch_env(env: Env, num_slots: int = 3, steps: int = 5, tolerance: flo
         seen = _observe_batch(batch, spec, num_slots)
         if isinstance(env, HasProgressFeatures):
             for slot, own in enumerate(seen):
-                own["progress_features"] = batch.progress_features(slot).copy()  # type: ignore[attr-defined]
+                own["progress_features"] = batch.progress_features(slot).copy()
         return seen
 
     def same(what: str, slots: Sequence[int], got: Any, expected: Any) -> None:

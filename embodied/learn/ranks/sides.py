@@ -25,7 +25,7 @@ from embodied.learn.acting import Acting, check_acts_alone, make_acting
 from embodied.learn.batch import Batch
 from embodied.learn.ranks.deal import Dealer
 from embodied.learn.ranks.weights import Received, Receiver, Sender, Sent
-from embodied.learn.score.score import places_of
+from embodied.learn.score.batches import places_of
 from embodied.learn.score.start_memory import StartMemory
 from embodied.learn.trainer import Trainer
 from embodied.learn.watch import Watch, unwatched
