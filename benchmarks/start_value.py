@@ -25,6 +25,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from embodied.learn.trainer import Trainer
 
 SKETCH = 4096  # numbers of a sketch: inner products are known to about 1/√4096 of the norms
 EPISODES = 64
+GROUPED = ("grpo", "rloo")
 USUAL = ("experiment=quickstart_libero", "runner.max_epochs=12")
 STILL = (
     "actor.optim.lr=1e-12", "algorithm.update_epoch=1", "runner.val_check_interval=-1", "runner.save_interval=-1",
@@ -58,7 +60,7 @@ class Sketches:
 
     def add(self, trainer: Trainer, arrays: Mapping[str, np.ndarray], results: Any) -> None:
         own, layout = trainer._own(arrays, results), trainer._objective.layout
-        parameters = [p for p in trainer.policy.parameters() if p.requires_grad]
+        parameters = [p for _, p in trainer.policy.named_parameters() if p.requires_grad]
         for result in results:
             rows = np.asarray(result.rows, np.int64)
             found = trainer._evaluate(own.gather(rows)).logprobs.flatten(1)
@@ -70,7 +72,8 @@ class Sketches:
                 "value": result.episode_return, "task": start.task_id, "state": start.init_state_id,
                 "success": result.success, "sketch": self._sketch(gradients),
             })  # fmt: skip
-        np.savez(self._file, **{name: np.stack([row[name] for row in self._rows]) for name in self._rows[0]})
+        columns: dict[str, Any] = {name: np.stack([row[name] for row in self._rows]) for name in self._rows[0]}
+        np.savez(self._file, **columns)
 
     def _sketch(self, gradients: Any) -> np.ndarray:
         if not self._hash:
@@ -96,7 +99,7 @@ def collect(out: Path, overrides: list[str]) -> None:
         sketches.add(self, arrays, results)
         return update(self, arrays, results, *more)
 
-    Trainer.update = measured  # type: ignore[method-assign]
+    Trainer.update = measured  # type: ignore[method-assign, assignment]
     if status := train.main([*(overrides or USUAL), *STILL]):
         raise SystemExit(status)
 
@@ -185,11 +188,10 @@ def compared(pool: Pool, drift: float, count: int) -> dict[str, Any]:
     """Compares the estimators on the episodes of ``pool``."""
     tasks, starts = int(pool.tasks.max()) + 1, len(pool.episodes_of)
     kinds: dict[str, tuple[int, Callable[[], Advantages]]] = {
-        f"{name}, groups of {group}": (group, lambda name=name: OfGroups(name))
-        for group in (8, 4, 2) for name in ("grpo", "rloo")
-    }  # fmt: skip
+        f"{name}, groups of {group}": (group, partial(OfGroups, name)) for group in (8, 4, 2) for name in GROUPED
+    }
     for group in (1, 2, 4, 8):
-        kinds[f"start_value, groups of {group}"] = group, lambda: OfMemory(tasks, starts, 8.0, drift)
+        kinds[f"start_value, groups of {group}"] = group, partial(OfMemory, tasks, starts, 8.0, drift)
     found = {name: measure(pool, group, make, count) for name, (group, make) in kinds.items()}
     within = float(np.mean([pool.returns[own].var(ddof=1) for own in pool.episodes_of if len(own) > 1]))
     facts = {

@@ -276,9 +276,9 @@ def test_however_few_episodes_an_update_has_the_memory_is_no_worse_than_simpler_
 
 
 def test_a_start_that_never_repeats_is_remembered_as_its_task_alone():
-    memory = StartValues.empty(1, 1).after(seen([1.0, 1.0, 0.0], [-1, -1, -1], mates=[5, 5, 6]), half_life=None)
-    assert memory.starts.weight.tolist() == [0.0]
-    assert memory.tasks.weight.tolist() == [3.0]
+    memory = StartValues.empty(1, 1).after(seen([1.0, 1.0, 0.0, 1.0], [-1, -1, -1, 0], mates=[5, 5, 6, 7]), None)
+    assert memory.starts.weight.tolist() == [1.0], "of the start that does"
+    assert memory.tasks.weight.tolist() == [4.0]
     found = memory.baselines(seen([0.0, 0.0, 1.0], [-1, -1, -1], mates=[7, 7, 8]), prior=1.0, follows=False)
     assert found.remembered.tolist() == [0.0, 0.0, 0.0]
     assert found.of_mates[:2].tolist() == [0.0, 0.0], "episodes of one seed are compared"

@@ -49,6 +49,8 @@ def test_a_start_is_a_task_and_a_state_of_it_whatever_the_seed():
     memory.learn(episodes((0, 0, 7), (0, 1, 8)), returns(0, 0), 1)
     assert memory.baselines(episodes((0, 0, 9), (0, 1, 10)), returns(5, 5)) == pytest.approx([0.5, 0.0])
     assert memory.metrics["train/start_memory_share"] == 1.0
+    twice = memory.baselines(episodes((0, 1, 9), (0, 1, 10)), returns(6, 3))
+    assert twice == pytest.approx([1.0, 2.0]), "(0 + 3) / 3 and (0 + 6) / 3: two groups of one start in an iteration"
 
 
 def test_where_a_task_has_one_state_seeds_draw_starts_and_the_task_is_remembered():

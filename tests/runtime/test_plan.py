@@ -263,6 +263,11 @@ def test_informative_starts_leave_held_out_states_alone():
     made = [e for n in range(30) for e in plan(iteration=n, spread=np.ones(9), held_out=1)]
     assert set(pairs(made)) == {(0, 0), (0, 1), (1, 0), (2, 0), (2, 1), (2, 2)}
     assert {e.weight for e in made} == {1.0}
+    # Those that are left have spreads 0, 1; 0; 0, 1, 2: chances 1/12 + spread/8.
+    left = plan(episodes=120, spread=SPREAD, held_out=1)
+    expected = {pair: 1 / (6 * (1 / 12 + SPREAD[sorted(PAIRS).index(pair)] / 8)) for pair in set(pairs(left))}
+    assert len(expected) == 6
+    assert all(e.weight == pytest.approx(expected[pair]) for e, pair in zip(left, pairs(left), strict=True))
 
 
 def test_episodes_of_one_group_without_a_shared_start_are_drawn_each():
