@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from statistics import NormalDist
 
 import pytest
 
@@ -57,7 +58,7 @@ def test_the_chosen_ones_interval_holds_whatever_the_true_rates_are(rates):
     ends are those of the exact tails, as the claim of the module has them; Wilson's are close to these."""
     n, half, best_of = 12, published.HALF, len(rates)
     ways = [[math.comb(n, k) * rate**k * (1 - rate) ** (n - k) for k in range(n + 1)] for rate in rates]
-    tail = 1 - (1 - half) ** (1 / best_of)
+    tail = NormalDist().cdf(-published.level_of_best(best_of))
     above = [[math.fsum(own[k:]) for k in range(n + 1)] for own in ways]
     below = [[math.fsum(own[: k + 1]) for k in range(n + 1)] for own in ways]
     too_high = too_low = 0.0

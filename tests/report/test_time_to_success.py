@@ -17,6 +17,7 @@ from embodied.report.time_to_success import rows, text
 from embodied.report.time_to_success.measure import rows_of
 from embodied.tools import report
 
+ROOT = Path(__file__).resolve().parents[2]
 KEYS = {"max_steps": 9, "seed": 1}
 
 
@@ -230,6 +231,13 @@ def test_rows_that_the_command_prints_pass(file, capsys):
     said = capsys.readouterr()
     assert "1 rows, as they must be" in said.err
     assert "| a, b | 50 % | 2 of 2 | 6.8 min | 10.3 min | 2,000 | 64 |" in said.out
+
+
+def test_the_page_has_the_tables_of_our_rows():
+    found = rows.check(ROOT / "benchmarks" / "results" / "time_to_success.json")
+    page = (ROOT / "docs" / "results" / "time_to_success.md").read_text(encoding="utf-8")
+    for table in (text.facts(found), text.times(found)):
+        assert text.markdown(table) in page, "put in what --time-to-success --check FILE --markdown prints"
 
 
 def test_the_schema_is_that_of_the_rows():

@@ -244,7 +244,7 @@ def _env(run: Run) -> str:
 def _policy(one: Measured) -> PolicyRow:
     model, known = one.run.setting("actor.model") or {}, one.costs.get("policy", {})
     family = str(model.get("_target_", "not known")).split(".")[-2:][0]
-    lora = f"LoRA {model['lora_rank']}" if model.get("lora_rank") else ""
+    lora = f"LoRA {model.get('lora_rank')}" if model.get("is_lora") else ""
     sizes = [known.get(name) for name in ("parameters", "trained")]
     return PolicyRow(
         name=" ".join(filter(None, [family, str(model.get("layout") or ""), lora])), parameters=sizes[0],

@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embodied.lib.cpu_time import processors, tree_seconds
-from embodied.parallel.group import Group
-from embodied.protocols import Policy
 from embodied.run.folder import launches
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the report reads the file, and imports no torch
     import torch
+
+    from embodied.parallel.group import Group
+    from embodied.protocols import Policy
 
 FILE = "costs.json"
 
@@ -58,7 +59,7 @@ class Costs:
         trained = sum(p.numel() for _, p in policy.named_parameters() if p.requires_grad)
         self._found["policy"] = {"parameters": int(count) if count.isdecimal() else None, "trained": trained}
         if device.type == "cuda":
-            import torch  # here, because reports read what this file names, and need no torch
+            import torch
 
             self._launch["hardware"] += f", {torch.cuda.get_device_name(device)}"
 
