@@ -152,11 +152,12 @@ class Trainer(Stepping):
         self, arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult], iteration: int,
         baselines: Mapping[Start, float] | None, watch: Watch,
     ) -> tuple[dict[str, float], Batch]:  # fmt: skip
-        self._reset_reference(iteration)
+        interval, reset = self.algorithm.reference_reset_interval, self.algorithm.reset_optimizer_with_reference
+        if self._reference is not None and self._reference.restarts(iteration, interval) and reset:
+            self.optimizer.state.clear()
         own, metrics = self._own(arrays, results), UpdateMetrics()
-        batch, trained, own, returns = self._score(own, results, self._evaluate, baselines, metrics, watch)
-        if self.starts is not None and returns is not None:
-            self.starts.learn(results, returns, iteration)
+        batch, trained, own = self._score(own, results, self._evaluate, baselines, metrics, watch)
+        self._score.learn(results, iteration)
         if trained is not None:
             self._epochs(own, trained, iteration, metrics, watch, len(results))
         metrics = metrics.over(self._group)
@@ -166,7 +167,6 @@ class Trainer(Stepping):
     def _state_metrics(self, metrics: UpdateMetrics, batch: Batch, episodes: int) -> dict[str, float]:
         """Returns metrics of the trainer's state after an update; also adapts the weight of the KL."""
         found: dict[str, float] = {"train/lr": self.engine.lr, "train/weight_version": self.weight_version}
-        found |= {} if self.starts is None else self.starts.metrics
         found |= self.noise.metrics(episodes)
         if (kl := metrics.mean("train/kl_reference")) is not None:
             found["train/kl_beta"] = self._kl_coefficient.value
@@ -182,7 +182,6 @@ class Trainer(Stepping):
         numbers and tensors (not copies) by name. Which names there are is a function of the configuration."""
         state: dict[str, Any] = {**self.engine.state_dict(), **self.acting.state_dict(), **self._score.state_dict()}
         state |= {"kl_beta": self._kl_coefficient.value, "unlogged": self.unlogged, "noise": self.noise.state_dict()}
-        state |= {} if self.starts is None else {"starts": self.starts.state_dict()}
         if self._kept_reference is not None:
             state |= {f"reference.{name}": tensor for name, tensor in self._kept_reference.state_dict().items()}
         return state
@@ -194,8 +193,6 @@ class Trainer(Stepping):
         self._kl_coefficient.value = float(state["kl_beta"])
         self.unlogged = dict(state.get("unlogged", {}))  # checkpoints of earlier versions have none
         self.noise.load_state_dict(state.get("noise", {}))  # nor these
-        if self.starts is not None:
-            self.starts.load_state_dict(state.get("starts", {}))
         self._score.load_state_dict(state)
         if self._kept_reference is not None:
             self._kept_reference.load_state_dict(under("reference", state))
@@ -209,14 +206,6 @@ class Trainer(Stepping):
         mine = [result for result in results if result.rank == self._group.rank]
         forward = self.algorithm.logprob_forward_max_tokens
         return RankRecords(arrays, mine, self.policy, self.env, self.device, self._parallel, self.max_tokens, forward)
-
-    def _reset_reference(self, iteration: int) -> None:
-        interval = self.algorithm.reference_reset_interval
-        if self._reference is None or interval is None or iteration == 0 or iteration % interval:
-            return
-        self._reference.follow(1.0)
-        if self.algorithm.reset_optimizer_with_reference:
-            self.optimizer.state.clear()
 
     def _epochs(
         self, own: RankRecords, batch: Batch, iteration: int, metrics: UpdateMetrics, watch: Watch, episodes: int

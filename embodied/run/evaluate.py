@@ -60,6 +60,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         reporter.track(0, {name: value for one in found for name, value in one.items()})
         if len(evaluators) > 1 and processes.is_main:
             greedy_and_sampled.show(console, folder / "eval" / "000000.json")
+        reporter.add_costs()
         reporter.finish(stop)
         console.table("where things are", summary.places(runner.logger.logger_backends, sides, folder))
 
@@ -87,6 +88,7 @@ def verify(checked: Checked, console: Console, stop: StopSignal) -> None:
             return
         stop.hold_from_now()
         evaluator.evaluate(0, 0, stop)
+        reporter.add_costs()
         reporter.finish(stop)
         console.table("where things are", summary.places(runner.logger.logger_backends, sides, folder))
 

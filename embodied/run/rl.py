@@ -94,6 +94,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
             return
         stop.hold_from_now()
         iterations = train(checked, turns, collector, trainer, evaluator, reporter, saves, stop)
+        reporter.add_costs()
         console.say(summary.ending(runner.max_epochs, iterations, evaluated=not trainer.unlogged))
         if rows := gain(folder):
             console.table("success before and after, on the same starts", rows)
@@ -152,6 +153,8 @@ def train(
 def _resume(checked: Checked, trainer: Learner, reporter: Reporter, saves: Saves) -> int:
     """Goes on from a checkpoint if there is one; returns iterations that are done."""
     iteration, ids = resumed(trainer, *saves.resume())
+    if trainer.starts is not None and trainer.starts.said:
+        reporter.console.say(trainer.starts.said)
     if trainer.unlogged:
         saves.outdated()
     first = iteration == 0 and checked.config.runner.val_before_train  # step 0 is logged anew

@@ -57,6 +57,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
             return
         stop.hold_from_now()
         iterations = train(checked, cloner, evaluator, reporter, saves, stop)
+        reporter.add_costs()
         console.say(summary.ending(runner.max_epochs, iterations, cloner.steps_done))
         saves.exporter.finish(stop)
         reporter.finish(stop)

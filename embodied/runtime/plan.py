@@ -69,8 +69,10 @@ def train_plan(
     num_starts = episodes // per_start
     states, counts = states_of_training(spec, held_out), np.ones(num_starts)
     order = StartOrder(seed, sampling_round, shuffle, num_starts if drop_last else 1)
-    pairs = [order.pair(index, sum(states)) for index in range(iteration * num_starts, (iteration + 1) * num_starts)]
-    if spread is not None:
+    if spread is None:
+        taken = range(iteration * num_starts, (iteration + 1) * num_starts)
+        pairs = [order.pair(index, sum(states)) for index in taken]
+    else:
         draws = generator(seed, Stream.INFORMATIVE_STARTS, iteration, sampling_round)
         pairs, counts = _informative(spec, states, spread, num_starts, draws)
     starts = _starts(states, pairs, env_seed + sampling_round * ROUND_SEEDS + iteration * num_starts)
@@ -141,8 +143,8 @@ def _informative(
     spec: EnvSpec, states: Sequence[int], spread: np.ndarray, count: int, draws: np.random.Generator
 ) -> tuple[list[int], np.ndarray]:  # fmt: skip
     """Draws ``count`` of the pairs (task, state) that training starts from; also returns their weights."""
-    first = np.cumsum(spec.num_init_states) - spec.num_init_states
-    trained = np.concatenate([np.arange(begin, begin + number) for begin, number in zip(first, states, strict=True)])
+    held_out = np.asarray(spec.num_init_states) - states
+    trained = np.arange(sum(states)) + np.repeat(held_out.cumsum() - held_out, states)  # their places among all states
     chance = chances(spread[trained])
     drawn = systematic(chance, count, draws)
     return drawn.tolist(), weights(chance)[drawn]

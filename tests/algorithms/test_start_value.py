@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -89,20 +90,29 @@ def test_after_a_half_life_an_episode_counts_half():
     assert memory.starts.weight[0].item() == pytest.approx(0.5)
     # Start 1 came two and one iterations ago: 1/√2 + 1.
     assert memory.starts.weight[1].item() == pytest.approx(0.5**0.5 + 1)
-    # A task forgets 4 times as fast, all episodes 16 times: in an iteration to 1/4, and to 1/256.
-    assert memory.tasks.weight.item() == pytest.approx(1 + 1 / 4 + 1 / 16)
-    assert memory.overall.weight.item() == pytest.approx(1 + 1 / 256 + 1 / 256**2)
+    # With one episode an iteration the task and all episodes lose one part of 64, not what 4 or 16 times as fast is.
+    assert memory.tasks.weight.item() == pytest.approx(1 + 63 / 64 + (63 / 64) ** 2)
+    assert memory.overall.weight.item() == pytest.approx(1 + 63 / 64 + (63 / 64) ** 2)
+
+
+def test_of_many_episodes_a_task_forgets_4_times_as_fast_and_all_16_times():
+    many = seen([1.0] * 64, [0] * 64)
+    memory = StartValues.empty(2, 2).after(many, half_life=2.0)
+    memory = memory.after(seen([0.0] * 64, [1] * 64, [1] * 64), half_life=2.0)
+    assert memory.tasks.weight.tolist() == [64, 64], "a task without episodes forgets nothing"
+    assert memory.overall.weight.item() == pytest.approx(64 + 64 / 256)
+    assert memory.after(many, half_life=2.0).tasks.weight[0].item() == pytest.approx(64 + 64 / 4)
 
 
 def test_what_all_starts_gain_together_needs_no_learning_anew():
     """Two starts, worth 0 and 1; then all are 10 higher. Start 0 does not come again, and moves all the same."""
     memory = StartValues.empty(1, 2)
     for _ in range(20):
-        memory = memory.after(seen([0.0, 1.0], [0, 1]), half_life=4.0)
+        memory = memory.after(seen([0.0, 1.0] * 32, [0, 1] * 32), half_life=4.0)
     before = memory.expected(torch.tensor([0, 0]), memory.prior, follows=True)
     assert before.tolist() == pytest.approx([0.0, 1.0], abs=0.3)
     for _ in range(6):
-        memory = memory.after(seen([11.0, 11.0, 11.0], [1, 1, 1]), half_life=4.0)
+        memory = memory.after(seen([11.0] * 64, [1] * 64), half_life=4.0)
     expected = memory.expected(torch.tensor([0, 0]), memory.prior, follows=True)
     assert expected.tolist() == pytest.approx([10.0, 11.0], abs=1.0), "not the 0 that was seen of start 0"
 
@@ -186,9 +196,83 @@ def test_returns_of_a_start_at_half_success_may_differ_most():
 
 
 def test_bounds_are_those_of_all_returns_so_far():
-    memory = StartValues.empty(1, 1).after(seen([3.0], [0]), half_life=1.0)
+    memory = StartValues.empty(1, 1).after(seen([3.0], [0]), half_life=None)
     assert memory.bounds.tolist() == [3.0, 3.0]
-    assert memory.after(seen([-1.0], [0]), half_life=1.0).bounds.tolist() == [-1.0, 3.0]
+    assert memory.after(seen([-1.0], [0]), half_life=None).bounds.tolist() == [-1.0, 3.0]
+
+
+def test_bounds_come_nearer_to_the_value_of_all_by_half_in_a_half_life():
+    memory = StartValues.empty(1, 1).after(seen([4.0] * 64, [0] * 64), half_life=1.0)
+    later = memory.after(seen([0.0] * 64, [0] * 64), half_life=1.0)
+    level = 4 / 2**16 / (1 + 1 / 2**16)
+    assert later.bounds.tolist() == pytest.approx([0.0, level + (4 - level) / 2])
+
+
+def test_one_outlier_prefers_hopeless_starts_for_a_time_only():
+    """Start 0 fails always, start 1 half the time."""
+    memory, tasks = StartValues.empty(1, 2).after(seen([-1000.0], [0]), half_life=2.0), torch.zeros(2, dtype=torch.long)
+    for _ in range(60):
+        memory = memory.after(seen([0.0, 0.0, 0.0, 1.0] * 4, [0, 0, 1, 1] * 4), half_life=2.0)
+    hopeless, even = memory.spread(tasks, memory.prior, True).tolist()
+    assert hopeless < even / 2
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_return_that_is_not_finite_is_nobodys_other_and_is_not_remembered(value):
+    memory = StartValues.empty(1, 2).after(seen([1.0, 0.0], [0, 1]), half_life=8.0)
+    without, with_it = seen([1.0, 0.0, 1.0], [0, 0, 1]), seen([1.0, value, 0.0, 1.0], [0, 0, 0, 1])
+    found, expected = (memory.baselines(each, 1.0, follows=True) for each in (with_it, without))
+    assert found.values[[0, 2, 3]].tolist() == pytest.approx(expected.values.tolist())
+    assert math.isfinite(found.values[1]), "the episode itself is compared, and its advantage is not finite"
+    later, wanted = (memory.after(each, half_life=8.0).tensors() for each in (with_it, without))
+    assert all(torch.equal(later[name], wanted[name]) for name in wanted)
+    assert memory.after(seen([value], [0]), half_life=8.0) is memory
+
+
+def test_small_returns_of_others_are_not_lost_beside_a_large_one():
+    memory = StartValues.empty(1, 1)
+    found = memory.baselines(seen([1e17, 1.0, 0.0, 1.0], [0] * 4), prior=0.0, follows=True)
+    assert found.of_mates[0].item() == pytest.approx(2 / 3)
+    mixed = memory.baselines(seen([5.0, 1.0, 7.0, 2.0, 3.0], [0, -1, 0, -1, -1], mates=[8, 3, 8, 3, 3]), 0.0, True)
+    assert mixed.of_mates.tolist() == [7.0, 2.5, 5.0, 2.0, 1.5]
+
+
+def test_what_is_all_but_forgotten_still_has_its_mean():
+    memory = remembering(Level(numbers(2.0**-1005), numbers(2.0**-1005 * 0.75)), Level.empty(1), Level.empty(1))
+    assert memory.expected(torch.tensor([0]), prior=0.0, follows=False).item() == pytest.approx(0.75)
+
+
+def mean_squares(starts: int, episodes: int, drift: float, seed: int) -> list[float]:
+    """Of ``(R − baseline)²`` with the memory, with the start's discounted mean and one episode of 1/2 (the mean of all
+    starts, and how much they differ, which the memory is not told), and with the mean of all starts' chances."""
+    random, half_life, iterations = np.random.default_rng(seed), 8.0, 100
+    logits = np.log(1 / random.beta(0.5, 0.5, starts).clip(0.02, 0.98) - 1)
+    memory, total, weight = StartValues.empty(1, starts), np.zeros(starts), np.zeros(starts)
+    order, squares = list[int](), []
+    for iteration in range(iterations):
+        while len(order) < episodes:
+            order += random.permutation(starts).tolist()
+        drawn, order = np.array(order[:episodes]), order[episodes:]
+        chance = 1 / (1 + np.exp(logits - drift * (iteration / iterations - 0.5)))
+        returns = (random.random(episodes) < chance[drawn]).astype(float)
+        now = seen(returns, drawn.tolist())
+        values = memory.baselines(now, memory.prior, follows=True).values.numpy()
+        plain = (total[drawn] + 0.5) / (weight[drawn] + 1)
+        if iteration >= 20:
+            squares.append([np.mean((returns - b) ** 2) for b in (values, plain, chance.mean())])
+        total, weight = total * 0.5 ** (1 / half_life), weight * 0.5 ** (1 / half_life)
+        np.add.at(total, drawn, returns)
+        np.add.at(weight, drawn, 1)
+        memory = memory.after(now, half_life)
+    return np.mean(squares, axis=0).tolist()
+
+
+@pytest.mark.parametrize("drift", [0.0, 6.0])
+@pytest.mark.parametrize(("starts", "episodes"), [(8, 1), (8, 2), (8, 4), (8, 8), (64, 8), (64, 64)])
+def test_however_few_episodes_an_update_has_the_memory_is_no_worse_than_simpler_means(starts, episodes, drift):
+    memory, plain, mean = np.mean([mean_squares(starts, episodes, drift, seed) for seed in range(2)], axis=0)
+    assert memory <= 1.08 * plain, "which is told how the starts were drawn: to learn that costs some"
+    assert memory <= mean
 
 
 def test_a_start_that_never_repeats_is_remembered_as_its_task_alone():

@@ -14,7 +14,7 @@ from embodied.algorithms import aggregation
 from embodied.algorithms.kl import full, k2
 from embodied.algorithms.layout import Layout
 from embodied.algorithms.rewards import Rewards
-from embodied.learn.score.score import gather_numbers, make_batch
+from embodied.learn.score.batches import gather_numbers, make_batch
 from embodied.learn.step.meters.update_metrics import UpdateMetrics
 from embodied.learn.trainer import Trainer
 from embodied.learn.watch import unwatched

@@ -11,7 +11,7 @@ from embodied.algorithms.advantages.prefixes import common_prefixes
 from embodied.algorithms.layout import Layout
 from embodied.algorithms.rewards import Rewards
 from embodied.errors import ConfigError
-from embodied.learn.score.score import gather_numbers, make_batch
+from embodied.learn.score.batches import gather_numbers, make_batch
 from embodied.learn.step.objective import Objective
 from embodied.learn.terms.term import Setup
 from embodied.schema import AlgorithmConfig

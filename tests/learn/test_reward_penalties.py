@@ -9,8 +9,8 @@ import torch
 from embodied.algorithms.advantages.estimators import make_estimator
 from embodied.algorithms.layout import Layout
 from embodied.algorithms.rewards import Rewards
+from embodied.learn.score.batches import gather_numbers, make_batch
 from embodied.learn.score.reward_penalties import episode_penalties, longest, overlong
-from embodied.learn.score.score import gather_numbers, make_batch
 from embodied.schema import OverlongPenaltyConfig
 from embodied.testing import FakePolicy, FakeTextPolicy
 from embodied.types import Elements, Episode, EpisodeResult, Start

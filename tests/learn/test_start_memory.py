@@ -12,7 +12,8 @@ from rig import CPU
 from embodied.algorithms.advantages.estimators import make_estimator
 from embodied.algorithms.layout import Layout
 from embodied.algorithms.rewards import Rewards
-from embodied.learn.score.score import gather_numbers, make_batch, returns_of
+from embodied.learn.score.batches import gather_numbers, make_batch, returns_of
+from embodied.learn.score.score import Scorer
 from embodied.learn.score.start_memory import StartMemory
 from embodied.learn.trainer import Trainer
 from embodied.runtime.plan import train_plan
@@ -118,8 +119,43 @@ def test_a_memory_of_other_starts_is_begun_anew():
     memory, other = StartMemory(SPEC, EXACT), StartMemory(replace(SPEC, num_init_states=(3, 1)), EXACT)
     other.learn(episodes((0, 2, 0)), returns(1.0), 0)
     memory.load_state_dict(other.state_dict())
+    assert "values of these 3 begin anew" in memory.said
     memory.load_state_dict({})
+    assert memory.said == ""
     assert memory.baselines(episodes((0, 0, 0)), returns(1.0)) == [0.0]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"tasks": ("a", "b"), "num_init_states": (3, 3)}, {"tasks": ("a", "b", "c"), "num_init_states": (2, 2, 2)}),
+        ({"tasks": ("a",), "num_init_states": (6,)}, {"tasks": ("a", "b"), "num_init_states": (3, 3)}),
+        ({"tasks": ("a", "b")}, {"tasks": ("a", "c")}),
+    ],
+)
+def test_as_many_starts_of_other_tasks_are_no_memory(before, after):
+    memory, other = (StartMemory(replace(SPEC, **changes), EXACT, lag=0) for changes in (after, before))
+    other.learn(episodes((0, 0, 0), (0, 1, 0)), returns(1.0, 1.0), 0)
+    memory.load_state_dict(other.state_dict())
+    assert "begin anew" in memory.said
+    assert memory.baselines(episodes((0, 0, 0)), returns(1.0)) == [0.0]
+    memory.learn(episodes((0, 0, 0)), returns(1.0), 0)
+    assert len(memory.spread(1)) == sum(replace(SPEC, **after).num_init_states)
+
+
+def test_an_episode_whose_return_is_not_finite_leaves_nothing(collected):
+    """Its own update is left out, as that of any estimator; those that follow go on."""
+    env, arrays, results = collected
+    made, broken = trainer(env), {**arrays, "rewards": arrays["rewards"].copy()}
+    broken["rewards"][results[3].rows[0]] = np.nan
+    metrics, batch = made.update(broken, results, 0)
+    assert metrics["train/optimizer_steps"] == 0
+    assert [n for n, value in enumerate(of_episodes(batch)) if not np.isfinite(value)] == [3]
+    assert all(bool(tensor.isfinite().all()) for tensor in made.state_dict()["starts"].values())
+    assert all(np.isfinite(value) for name, value in metrics.items() if name.startswith("train/start_"))
+    metrics, batch = made.update(arrays, results, 1)
+    assert np.isfinite(of_episodes(batch)).all()
+    assert metrics["train/optimizer_steps"] > 0
 
 
 def test_returns_are_those_with_penalties():
@@ -179,19 +215,18 @@ def test_an_update_compares_with_what_was_remembered_before_it(collected):
     assert all(torch.equal(value, expected.state_dict()[name]) for name, value in state.items())
 
 
-def test_groups_that_are_filtered_out_change_no_baseline_of_the_others(collected):
+def test_groups_that_are_filtered_out_change_no_baseline_of_the_others(collected, monkeypatch):
     env, arrays, results = collected
     _, batch = trainer(env).update(arrays, results, 0)
     means = sorted(sum(r.episode_return for r in results if r.episode.group_id == g) / 2 for g in range(4))
     made = trainer(env, filter_rewards=True, rewards_lower_bound=means[1] - 1e-4, rewards_upper_bound=99.0)
-    scored = []
-    score = made._score
+    scored, score = [], Scorer.__call__
 
     def watched(*given):
         scored.append(score(*given))
         return scored[-1]
 
-    made._score = watched
+    monkeypatch.setattr(Scorer, "__call__", watched)
     made.update(arrays, results, 0)
     kept = [r.episode.episode_id for r in results if r in results and _mean(results, r) >= means[1] - 1e-4]
     assert len(kept) == 6

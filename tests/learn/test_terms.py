@@ -13,7 +13,7 @@ from rig import CPU
 from embodied.algorithms.kl import Coefficient
 from embodied.algorithms.layout import Counts
 from embodied.errors import ConfigError, SpecMismatchError
-from embodied.learn.score.score import gather_numbers
+from embodied.learn.score.batches import gather_numbers
 from embodied.learn.step.meters.update_metrics import UpdateMetrics
 from embodied.learn.step.objective import ADDED, COMPUTED, Objective
 from embodied.learn.terms.entropy import EntropyTerm

@@ -18,7 +18,7 @@ from embodied.algorithms.kl import Coefficient
 from embodied.algorithms.layout import Layout
 from embodied.algorithms.rewards import Rewards
 from embodied.errors import ConfigError
-from embodied.learn.score.score import make_batch
+from embodied.learn.score.batches import make_batch
 from embodied.learn.terms.term import Setup
 from embodied.learn.trainer import Trainer
 from embodied.observe.timing import Sections

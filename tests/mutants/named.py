@@ -171,7 +171,7 @@ MUTANTS = [
     ),
     Mutant(
         "penalised-is-not-paid",
-        "embodied/learn/score/score.py",
+        "embodied/learn/score/batches.py",
         "positive=(task.returns > 0)",
         "positive=(experience.returns > 0)",
         ("tests/learn/test_reward_penalties.py::test_whether_an_episode_paid_is_asked_before_penalties",),

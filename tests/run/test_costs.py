@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import torch
 from small_run import RUN
 
@@ -99,7 +100,38 @@ class Two(Group):
         return [value, 7.0]
 
 
-def test_other_ranks_count_and_their_end_is_not_known(tmp_path):
+def test_what_other_ranks_take_until_their_end_counts(tmp_path, monkeypatch):
+    _start(tmp_path)
+    made = Costs(tmp_path, Two())
+    made.measure()
+    monkeypatch.setattr(Two, "gather", lambda self, value: [value, 9.0])
+    made.finish()
+    monkeypatch.setattr(Two, "gather", None)  # an end has no collectives
+    made.finish()
+    made.close()
+    assert _found(tmp_path)["launches"]["1"]["whole"] is True
+    assert _found(tmp_path)["launches"]["1"]["cpu_s"] >= 9
+
+
+@pytest.mark.parametrize("text", ["[]", "3", '{"launches": []}', '{"policy": {}, "launches": {"1": 2}}'])
+def test_a_file_of_another_form_is_as_none(tmp_path, text):
+    (tmp_path / costs.FILE).write_text(text, encoding="utf-8")
+    _start(tmp_path)
+    assert set(Costs(tmp_path, Group()).measure()) == {"time/run_s", "time/run_cpu_s"}
+
+
+def test_a_launch_that_could_not_be_recorded_overwrites_none(tmp_path):
+    """Neither the first is in ``starts.jsonl``, nor the third."""
+    for number, recorded in enumerate((False, True, False), start=1):
+        if recorded:
+            _start(tmp_path)
+        made = Costs(tmp_path, Group())
+        assert made.measure()["time/run_s"] > 0
+        made.close()
+        assert list(_found(tmp_path)["launches"]) == [str(n) for n in range(1, number + 1)]
+
+
+def test_other_ranks_count_and_without_an_end_theirs_is_not_known(tmp_path):
     _start(tmp_path)
     made = Costs(tmp_path, Two())
     assert made.measure()["time/run_cpu_s"] >= 7

@@ -41,6 +41,16 @@ def test_informative_starts_go_with_every_estimator():
          "algorithm.group_size=2"),
         ((STARTS, "algorithm.group_size=1", "algorithm.filter_rewards=true"), "chosen by its own return",
          "algorithm.filter_rewards=false"),
+        *(
+            ((STARTS, "algorithm.group_size=2", f"algorithm.{key}=true", "env.train.use_fixed_reset_state_ids=false"),
+             "gives each episode its own", "env.train.use_fixed_reset_state_ids=true")
+            for key in ("dynamic_sampling", "filter_rewards")
+        ),
+        *(
+            ((*remembers, "algorithm.group_size=2", "algorithm.dynamic_sampling=true", "algorithm.kl_beta=0.1",
+              "algorithm.use_kl_in_reward=true"), "before their KL is known", "algorithm.use_kl_in_reward=false")
+            for remembers in ((STARTS,), (DRAWN,))
+        ),
         (("algorithm.start_value.half_life=3",), "remembers no starts", "algorithm.adv_type=start_value"),
         ((DRAWN, "data.drop_last=true"), "data.drop_last is true", "data.drop_last=false"),
         ((DRAWN, "data.shuffle=false"), "data.shuffle is false", "data.shuffle=true"),

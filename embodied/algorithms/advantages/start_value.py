@@ -38,6 +38,9 @@ LEAST_SHARE = 0.02
 QUICKER = 4
 """A task's value is known from more episodes than a start's, so it forgets so many times as fast; that of all episodes
 so many times as fast again."""
+LEAST_EPISODES = 64
+"""A task's value, and that of all, forgets more slowly where an iteration has few episodes: it remembers about so many,
+or it would follow which starts were drawn."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,12 @@ class Seen:
 
     def __len__(self) -> int:
         return len(self.returns)
+
+    @property
+    def finite(self) -> Seen:
+        """The episodes whose returns are finite: one that is not would be remembered for good."""
+        known = self.returns.isfinite()
+        return Seen(self.returns[known], self.tasks[known], self.starts[known], self.mates[known])
 
 
 @dataclass(frozen=True)
@@ -79,12 +88,18 @@ class Level:
         known = (index >= 0).double()
         return Level(self.weight[index] * known, self.total[index] * known)
 
-    def after(self, index: Tensor, values: Tensor, keeps: float) -> Level:
+    def after(self, index: Tensor, values: Tensor, keeps: float | Tensor) -> Level:
         """The memory after an iteration: ``keeps`` of what was there, and ``values`` float64 [E] of ``index``."""
         here = index >= 0
         weight, total = self.weight * keeps, self.total * keeps
         weight.index_add_(0, index[here], torch.ones(int(here.sum()), dtype=torch.float64))
         return Level(weight, total.index_add_(0, index[here], values[here]))
+
+    def keeps(self, index: Tensor, quick: float) -> Tensor:
+        """How much of each is kept in an iteration with the episodes ``index`` int64 [E], float64 [G]: ``quick``, or as
+        much as leaves :data:`LEAST_EPISODES` in the long run."""
+        number = torch.bincount(index, minlength=len(self.weight)).double()
+        return (1 - number / LEAST_EPISODES).clamp(min=quick)
 
     def value(self, wider: Tensor, prior: float | Tensor, follows: bool) -> Tensor:
         """The value of each, float64 [G], from what is remembered alone; ``wider`` float64 [G]."""
@@ -97,7 +112,7 @@ def _value(
 ) -> Tensor:  # fmt: skip
     known = prior + memory.weight + number
     top = (prior + memory.weight * follows) * wider + memory.total + others
-    return torch.where(known > 0, top / known.clamp(min=1e-300), wider)
+    return torch.where(known > 0, top / torch.where(known > 0, known, 1.0), wider)
 
 
 @dataclass(frozen=True)
@@ -108,7 +123,7 @@ class StartValues:
     tasks: Level  # of T
     starts: Level  # of N
     pairs: Tensor  # float64 [4], sums: products of deviations of one start, their number; squares, their number
-    bounds: Tensor  # float64 [2], least and largest return so far; 0 before there is one
+    bounds: Tensor  # float64 [2], least and largest return, nearer to the value of all by a half-life; 0 before any
 
     @classmethod
     def empty(cls, tasks: int, starts: int) -> StartValues:
@@ -136,23 +151,28 @@ class StartValues:
         tasks = _value(self.tasks.at(seen.tasks), *_others(seen.tasks, returns), overall, TASK_PRIOR, follows)
         memory, (others, number) = self.starts.at(seen.starts), _others(seen.mates, returns)
         values = _value(memory, others, number, tasks, prior, follows)
-        share = memory.weight / (prior + memory.weight + number).clamp(min=1e-300)
-        return Baselines(values, tasks, others / number, share)
+        known = prior + memory.weight + number
+        return Baselines(values, tasks, others / number, memory.weight / torch.where(known > 0, known, 1.0))
 
     def after(self, seen: Seen, half_life: float | None) -> StartValues:
-        """Returns the memory after an iteration with the episodes ``seen``.
+        """Returns the memory after an iteration with the episodes ``seen``; those whose return is not finite are left
+        out.
 
         Args:
             half_life: iterations until a start's remembered episode counts half; None = it always counts.
         """
+        if not len(seen := seen.finite):
+            return self
         follows, keeps = half_life is not None, 1.0 if half_life is None else 0.5 ** (1 / half_life)
         one, returns = torch.zeros(len(seen), dtype=torch.int64), seen.returns
-        overall = self.overall.after(one, returns, keeps**QUICKER**2)
+        overall = self.overall.after(one, returns, self.overall.keeps(one, keeps**QUICKER**2))
         level = overall.value(torch.zeros(1, dtype=torch.float64), 0.0, False)
-        tasks = self.tasks.after(seen.tasks, returns - level * follows, keeps**QUICKER)
+        quick = self.tasks.keeps(seen.tasks, keeps**QUICKER)
+        tasks = self.tasks.after(seen.tasks, returns - level * follows, quick)
         levels = tasks.value(level.expand(len(tasks.weight)), TASK_PRIOR, follows)[seen.tasks]
         starts = self.starts.after(seen.starts, returns - levels * follows, keeps)
-        ever = torch.cat([returns, self.bounds]) if bool(self.overall.weight > 0) else returns
+        known = torch.lerp(level.expand(2), self.bounds, keeps)
+        ever = torch.cat([returns, known]) if bool(self.overall.weight > 0) else returns
         pairs = self.pairs * keeps + self._pairs(seen, follows)
         return StartValues(overall, tasks, starts, pairs, torch.stack([ever.min(), ever.max()]))
 
@@ -200,7 +220,23 @@ class StartValues:
 
 
 def _others(ids: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of the returns of each episode's others of equal ``ids``, and their number: float64 [E] each."""
-    _, index, counts = torch.unique(ids, return_inverse=True, return_counts=True)
-    sums = torch.zeros(len(counts), dtype=torch.float64).index_add_(0, index, returns)
-    return sums[index] - returns, (counts[index] - 1).double()
+    """Sum of the returns of each episode's others of equal ``ids``, and their number: float64 [E] each. Returns that
+    are not finite are nobody's others."""
+    known = returns.isfinite()
+    sums = _sums_of_others(ids, torch.stack([torch.where(known, returns, 0.0), known.double()]))
+    return sums[0], sums[1]
+
+
+def _sums_of_others(ids: Tensor, values: Tensor) -> Tensor:
+    """Sums ``values`` float64 [K, E] of each episode's others. They are added up from both ends, without its own: taken
+    off a sum, a large one would leave nothing of small others."""
+    _, index, sizes = torch.unique(ids, return_inverse=True, return_counts=True)
+    order = index.argsort(stable=True)
+    row = index[order]
+    place = torch.arange(len(ids)) - (sizes.cumsum(0) - sizes)[row]
+    laid = torch.zeros(len(values), len(sizes), int(sizes.max()) + 2, dtype=torch.float64)
+    laid[:, row, place + 1] = values[:, order]
+    before, behind = laid.cumsum(2), laid.flip(2).cumsum(2).flip(2)
+    found = torch.empty_like(values)
+    found[:, order] = before[:, row, place] + behind[:, row, place + 2]
+    return found

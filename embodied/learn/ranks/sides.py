@@ -26,7 +26,7 @@ from embodied.learn.batch import Batch
 from embodied.learn.ranks.acting import Received, Sent
 from embodied.learn.ranks.deal import Dealer
 from embodied.learn.ranks.weights import Receiver, Sender
-from embodied.learn.score.score import places_of
+from embodied.learn.score.batches import places_of
 from embodied.learn.score.start_memory import StartMemory
 from embodied.learn.trainer import Trainer
 from embodied.learn.watch import Watch, unwatched

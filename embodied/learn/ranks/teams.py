@@ -15,7 +15,7 @@ import numpy as np
 
 from embodied.learn.batch import Batch
 from embodied.learn.ranks.balance import exchanged
-from embodied.learn.score.score import places_of
+from embodied.learn.score.batches import places_of
 from embodied.parallel.sharding import Replicas
 from embodied.types import EpisodeResult
 

@@ -9,6 +9,8 @@ All processes that train hold the same memory: it is made of the returns of all 
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -33,12 +35,14 @@ class StartMemory:
     def __init__(self, spec: EnvSpec, config: StartValueConfig, lag: int | None = None) -> None:
         states = torch.tensor(spec.num_init_states)
         self._config, self._lag, self._follows = config, lag, config.half_life is not None
+        self._of = {"states": states, "names": _digest(spec.tasks)}
         self._first, self._repeats = states.cumsum(0) - states, states > 1
         self._tasks = torch.repeat_interleave(torch.arange(len(states)), states)
         self._values = StartValues.empty(len(states), len(self._tasks))
         self._dropped: list[tuple[EpisodeResult, float]] = []
         self._spreads = {} if lag is None else {0: self._spread()}  # iterations done → how much returns differ
         self.metrics: dict[str, float] = {}
+        self.said = ""  # why the memory of a checkpoint was not taken
 
     @property
     def plans(self) -> bool:
@@ -68,7 +72,7 @@ class StartMemory:
         self._dropped = [*episodes]
 
     def learn(self, results: Sequence[EpisodeResult], returns: Tensor, iteration: int) -> None:
-        """Remembers the episodes of ``iteration``, whose returns are float64 [E]."""
+        """Remembers the episodes of ``iteration``, whose returns are float64 [E]. Those that are not finite are not."""
         more, self._dropped = self._dropped, []
         everything = torch.cat([returns, torch.tensor([value for _, value in more], dtype=torch.float64)])
         seen = self._seen([*results, *(result for result, _ in more)], everything)
@@ -87,14 +91,22 @@ class StartMemory:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state for checkpoints."""
-        state: dict[str, Any] = self._values.tensors()
+        state: dict[str, Any] = {**self._values.tensors(), **self._of}
         if self._lag is not None:
             state |= {"spreads": torch.stack([*self._spreads.values()]), "known_after": [*self._spreads]}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads what :meth:`state_dict` returned. A memory of other starts, or none, is begun anew."""
-        if "starts" not in state or state["starts"].shape[1] != len(self._tasks):
+        """Loads what :meth:`state_dict` returned. A memory of other starts, or none, is begun anew; :attr:`said` says
+        of which it was."""
+        self.said = ""
+        if "starts" not in state:
+            return
+        if not all(name in state and torch.equal(state[name], mine) for name, mine in self._of.items()):
+            self.said = (
+                "the checkpoint remembers what starts of other tasks or of other initial states are worth: the values "
+                f"of these {len(self._tasks)} begin anew"
+            )
             return
         self._values = StartValues.of(state)
         if self._lag is not None:
@@ -120,12 +132,20 @@ class StartMemory:
 
 def _measured(found: Baselines, returns: Tensor) -> dict[str, float]:
     """Metrics of the baselines: what the memory counts, and how much of the squares of the advantages they leave."""
-    left, of_task = ((returns - values).square() for values in (found.values, found.of_tasks))
+    known = returns.isfinite()
+    left, of_task = ((returns - values)[known].square() for values in (found.values, found.of_tasks))
     metrics = {"train/start_memory_share": float(found.remembered.mean())}
     if (total := float(of_task.sum())) > 0:
         metrics["train/start_variance_share"] = float(left.sum()) / total
-    grouped = found.of_mates.isfinite()
-    of_group = (returns - found.of_mates)[grouped].square().sum()
-    if float(of_group) > 0:
-        metrics["train/start_variance_to_group"] = float(left[grouped].sum() / of_group)
+    of_group = (returns - found.of_mates)[known].square()
+    grouped = of_group.isfinite()
+    if (total := float(of_group[grouped].sum())) > 0:
+        metrics["train/start_variance_to_group"] = float(left[grouped].sum()) / total
     return metrics
+
+
+def _digest(tasks: Sequence[str]) -> Tensor:
+    """A digest of the names or problems of tasks, int64 [4], so that a checkpoint need not hold them."""
+    return torch.from_numpy(
+        np.frombuffer(hashlib.sha256(json.dumps(list(tasks)).encode("utf-8")).digest(), "<i8").copy()
+    )

@@ -90,6 +90,13 @@ class Reference(OtherWeights):
     """The reference policy of a KL. It has the weights of the run's beginning, also in a resumed run, which
     builds the policy before it loads the checkpoint. ``algorithm.reference_reset_interval`` moves it."""
 
+    def restarts(self, iteration: int, interval: int | None) -> bool:
+        """Moves it to the policy's present weights if ``interval`` iterations are over; returns whether they are."""
+        if interval is None or iteration == 0 or iteration % interval:
+            return False
+        self.follow(1.0)
+        return True
+
 
 class Average(OtherWeights):
     """The exponential moving average of the weights over optimizer steps (``actor.optim.ema_decay``)."""

@@ -4,7 +4,8 @@
  "launches": {"1": {"hardware": "2 × …", "processes": 1, "wall_s": 301.2, "cpu_s": 580.4, "whole": true}}}
 
 A launch begins when its folder is opened. Its row is written with each iteration, and once more at its end: ``whole``
-then says that nothing of it is missing. Numbers of launches are those of the lines in ``starts.jsonl``.
+then says that nothing of it is missing. Numbers of launches are those of the lines in ``starts.jsonl``; where a line
+could not be written it is the next that is free.
 """
 
 from __future__ import annotations
@@ -42,10 +43,13 @@ class Costs:
         self._own = self._others = 0.0  # CPU seconds of this process and those below it, and of the other ranks
         self._found: dict[str, Any] = {"policy": {}, "launches": {}}
         self._launch: dict[str, Any] = {"hardware": processors(), "processes": processes.size}
+        self._all_ended = processes.size == 1
         if processes.is_main:
             with suppress(OSError, ValueError):
-                self._found |= json.loads(self._file.read_text(encoding="utf-8"))
-            self._number = launches.count(folder)
+                self._found |= _read(self._file.read_text(encoding="utf-8"))
+            self._number = max(launches.count(folder), 1)
+            while str(self._number) in self._found["launches"]:  # of a launch before
+                self._number += 1
             self._found["launches"][str(self._number)] = self._launch
             self._write(whole=False)
 
@@ -62,18 +66,29 @@ class Costs:
     def measure(self) -> dict[str, float]:
         """Returns the ``time/run_`` metrics: seconds of all launches so far. Those that a launch of an older version
         has not left are missing. A collective."""
-        self._look()
-        self._others = sum(self._processes.gather(self._own)) - self._own if self._processes.size > 1 else 0.0
+        self._ask_others()
         if not self._processes.is_main:
             return {}
         self._write(whole=False)
         return totals(self._found["launches"], self._number)
 
+    def finish(self) -> None:
+        """Adds what all ranks have taken by the end of a launch that was not broken off. A collective; a second one
+        changes nothing."""
+        if not self._all_ended:
+            self._ask_others()
+            self._all_ended = True
+
     def close(self) -> None:
-        """Notes the end of the launch."""
+        """Notes the end of the launch. It is not whole where other ranks have taken what is not known here: there was
+        no :meth:`finish`."""
         self._look()
         if self._processes.is_main:
-            self._write(whole=self._processes.size == 1)  # what other ranks took since the last row is not known here
+            self._write(whole=self._all_ended)
+
+    def _ask_others(self) -> None:
+        self._look()
+        self._others = sum(self._processes.gather(self._own)) - self._own if self._processes.size > 1 else 0.0
 
     def _look(self) -> None:
         now = tree_seconds(os.getpid())
@@ -88,6 +103,14 @@ class Costs:
         with suppress(OSError):
             aside.write_text(json.dumps(self._found), encoding="utf-8")
             os.replace(aside, self._file)
+
+
+def _read(text: str) -> dict[str, Any]:
+    """What the file of earlier launches holds; nothing if it is of another form. Raises ValueError if it is no JSON."""
+    found = json.loads(text)
+    entries = [found.get("policy"), found.get("launches")] if isinstance(found, dict) else [None]
+    rows = [row for entry in entries[1:] if isinstance(entry, dict) for row in entry.values()]
+    return found if all(isinstance(each, dict) for each in (*entries, *rows)) else {}
 
 
 def totals(rows: Mapping[str, Mapping[str, Any]], launch: int) -> dict[str, float]:

@@ -252,6 +252,11 @@ class Reporter:
         if self._trackers is not None:
             self._trackers.video(step, name, file)
 
+    def add_costs(self) -> None:
+        """Adds up what all processes have taken, when the work is done. A collective."""
+        if self.costs is not None:
+            self.costs.finish()
+
     def finish(self, stop: StopSignal) -> None:
         """Writes the report and lets tracking services finish; after a stop signal only for a limited time.
 

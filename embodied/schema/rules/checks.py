@@ -58,14 +58,14 @@ def check(config: Config) -> None:
     refuse(broken(rules(config)))
 
 
-def rules(config: Config) -> Iterator[Callable[[], None]]:
+def rules(config: Config) -> Iterator[Callable[[], object]]:
     """Yields the rules that hold for a configuration; each raises :class:`ConfigError` if it is broken."""
     algorithm = config.algorithm
     yield partial(check_critic, config)
     yield partial(check_effect, config)
     yield partial(check_aliases, config)
     yield partial(check_name, config.runner)
-    yield partial(_check_placement, config)
+    yield partial(placed, config.cluster)
     yield partial(_check_patterns, config.actor.model)
     yield partial(_check_workers, config)
     yield partial(check_lengths, config)
@@ -199,10 +199,6 @@ def _check_fsdp(fsdp: FsdpConfig, precision: Precision) -> None:
             "would meet weights of another format than it computes in",
             "set actor.model.precision=bf16, or leave param_dtype at null",
         )
-
-
-def _check_placement(config: Config) -> None:
-    placed(config.cluster)
 
 
 def _check_patterns(model: ModelConfig) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from embodied.errors import ConfigError
 from embodied.schema.keys.config import Config
-from embodied.schema.keys.sections.algorithm import AlgorithmConfig, StartValueConfig
+from embodied.schema.keys.sections.algorithm import StartValueConfig
 from embodied.schema.keys.sections.data import DataConfig
 
 
@@ -24,10 +24,18 @@ def check_starts(config: Config) -> None:
             "leave algorithm.start_value out, or set algorithm.adv_type=start_value",
         )
     if algorithm.adv_type == "start_value":
-        _check_compared(algorithm)
+        _check_compared(config)
+    remembers = algorithm.adv_type == "start_value" or data.start_sampling == "informative"
+    if remembers and algorithm.dynamic_sampling and algorithm.use_kl_in_reward:
+        raise ConfigError(
+            "algorithm.dynamic_sampling drops groups before their KL is known, and use_kl_in_reward takes that "
+            "off the returns of the others: what is remembered of a start would be made of both",
+            "set algorithm.use_kl_in_reward=false (the KL is then in the loss), or algorithm.dynamic_sampling=false",
+        )
 
 
-def _check_compared(algorithm: AlgorithmConfig) -> None:
+def _check_compared(config: Config) -> None:
+    algorithm = config.algorithm
     if not algorithm.sampling_params.do_sample:
         raise ConfigError(
             "algorithm.adv_type start_value with sampling_params.do_sample false: a start gives the same return again, "
@@ -35,6 +43,12 @@ def _check_compared(algorithm: AlgorithmConfig) -> None:
             "set algorithm.sampling_params.do_sample=true",
         )
     for key in ("dynamic_sampling", "filter_rewards"):
+        if getattr(algorithm, key) and algorithm.group_size > 1 and not config.env.train.use_fixed_reset_state_ids:
+            raise ConfigError(
+                f"algorithm.{key} chooses groups by the returns of one start, and env.train.use_fixed_reset_state_ids "
+                "is false, which gives each episode its own",
+                f"set env.train.use_fixed_reset_state_ids=true, or algorithm.{key}=false",
+            )
         if getattr(algorithm, key) and algorithm.group_size == 1:
             raise ConfigError(
                 f"algorithm.{key} chooses groups by their returns, and algorithm.group_size is 1: an episode would be "

@@ -119,10 +119,16 @@ class AlgorithmConfig(Section):
         False, description="Whiten the advantages over all elements of the iteration that count."
     )
     advantage_clip_low: float | None = Field(
-        None, le=0, description="Advantages below it, after normalize_advantages, become it; null = off."
+        None,
+        le=0,
+        description="Advantages below it, after normalize_advantages, become it; null = off. The factor of "
+        "data.start_sampling=informative, at most 2, comes later.",
     )
     advantage_clip_high: float | None = Field(
-        None, ge=0, description="Advantages above it, after normalize_advantages, become it; null = off."
+        None,
+        ge=0,
+        description="Advantages above it, after normalize_advantages, become it; null = off. The factor of "
+        "data.start_sampling=informative, at most 2, comes later.",
     )
     gamma: float = Field(
         0.99,

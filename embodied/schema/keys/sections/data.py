@@ -149,8 +149,9 @@ class DataConfig(Section):
         description="How training chooses its starts. even = each once before any comes twice. informative = half of "
         "them evenly, half in proportion to how much returns of a start may differ, by what is remembered of it "
         "(algorithm.start_value); an episode's advantage is multiplied by 1 / (number of starts · chance), at most 2, "
-        "so that the gradient stays that of all starts. Used are the results before the last algorithm.max_staleness "
-        "iterations.",
+        "so that the policy loss has the gradient of all starts; other terms (value, entropy, KL, positive_nll) are "
+        "those of the starts that were drawn. The factor comes after algorithm.advantage_clip_low and _high. Used are "
+        "the results before the last algorithm.max_staleness iterations.",
     )
     validation_shuffle: bool = Field(
         False, description="Text: an evaluation takes its problems in random order, the same each time; false = the "
