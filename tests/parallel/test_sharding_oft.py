@@ -39,6 +39,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 EXACT = (1e-3, 1e-5)
 ROUNDING = {"all in bf16": (0.1, 5e-3)}  # relative and absolute: weights are rounded before they are gathered
+NOISE = ("train/signal_to_noise", "train/noise_scale_episodes")  # not measured with fsdp2
 LENGTHS = (2, 1, 1, 2)  # records of the episodes, two of each group
 
 
@@ -118,6 +119,7 @@ def check(
         for got, wanted in zip(metrics, expected_metrics, strict=True):
             if tolerance != EXACT:  # the largest of many differences says nothing of a rounded sum
                 got, wanted = ({name: row[name] for name in ("train/loss", "train/grad_norm")} for row in (got, wanted))
+            wanted = {name: value for name, value in wanted.items() if name in got or name not in NOISE}
             assert got == pytest.approx(wanted, rel=relative, abs=absolute)
         assert weights.keys() == expected.keys()
         for parameter, values in expected.items():
