@@ -65,8 +65,7 @@ def train_plan(
     >>> [(e.episode_id, e.group_id, e.start.task_id) for e in plan]
     [(0, 0, 1), (1, 0, 1), (2, 1, 1), (3, 1, 1)]
     """
-    per_start = group_size if shared_start else 1
-    num_starts = episodes // per_start
+    num_starts = episodes // (per_start := group_size if shared_start else 1)
     states, counts = states_of_training(spec, held_out), np.ones(num_starts)
     order = StartOrder(seed, sampling_round, shuffle, num_starts if drop_last else 1)
     if spread is None:
@@ -78,10 +77,9 @@ def train_plan(
     starts = _starts(states, pairs, env_seed + sampling_round * ROUND_SEEDS + iteration * num_starts)
     first_id = sampling_round * ROUND_IDS
     first_group = first_id + iteration * (episodes // group_size)
-    episodes_of = ((i, i // group_size, i // per_start) for i in range(episodes))
     return [
-        Episode(first_id + iteration * episodes + i, first_group + g, starts[s], weight=float(counts[s]))
-        for i, g, s in episodes_of
+        Episode(first_id + iteration * episodes + i, first_group + i // group_size, starts[s], weight=float(counts[s]))
+        for i, s in ((i, i // per_start) for i in range(episodes))
     ]
 
 

@@ -98,11 +98,7 @@ def check_batch_env(env: Env, num_slots: int = 3, steps: int = 5, tolerance: flo
         return _play_batch(batch, spec, given, slots, num_slots)
 
     def look() -> list[dict[str, np.ndarray]]:
-        seen = _observe_batch(batch, spec, num_slots)
-        if isinstance(env, HasProgressFeatures):
-            for slot, own in enumerate(seen):
-                own["progress_features"] = batch.progress_features(slot).copy()
-        return seen
+        return _observe_batch(batch, spec, num_slots, isinstance(env, HasProgressFeatures))
 
     def same(what: str, slots: Sequence[int], got: Any, expected: Any) -> None:
         for slot in slots if spec.repeatable or tolerance else ():
@@ -145,8 +141,8 @@ def _play_batch(
     return rewards
 
 
-def _observe_batch(batch: BatchEnv, spec: EnvSpec, num_slots: int) -> list[dict[str, np.ndarray]]:
-    """Observe as :func:`_observe` does: all slots together, then each alone."""
+def _observe_batch(batch: Any, spec: EnvSpec, num_slots: int, features: bool) -> list[dict[str, np.ndarray]]:
+    """Observe as :func:`_observe` does: all slots together, then each alone. ``features``: with those of progress."""
 
     def over(value: int, slots: Sequence[int]) -> list[dict[str, np.ndarray]]:
         outs = [{name: np.full(f.shape, value, f.dtype) for name, f in spec.obs.items()} for _ in slots]
@@ -156,6 +152,8 @@ def _observe_batch(batch: BatchEnv, spec: EnvSpec, num_slots: int) -> list[dict[
     filled, alone = over(0, range(num_slots)), [over(1, [slot])[0] for slot in range(num_slots)]
     for slot in range(num_slots):
         _check_written(spec, filled[slot], alone[slot], f" of slot {slot}")
+        if features:
+            filled[slot]["progress_features"] = batch.progress_features(slot).copy()
     return filled
 
 

@@ -131,8 +131,7 @@ def footprint(
     """
     learns, acts = not config.runner.only_eval and "train" in roles, "rollout" in roles
     parts = _lasting(config, weights) if learns else _acting(weights, roles)
-    if received and config.algorithm.max_staleness:
-        parts["weights that go ahead"] = weights.trained or 0
+    parts |= _ahead(config, weights, received)
     more = _moments(config, weights, passes, learns, optimizer_steps, on_gpu)
     _add_gathered(more, gathered)
     _add_engine(more, engine if on_gpu else None, config.rollout.enable_offload)
@@ -143,7 +142,6 @@ def footprint(
     if judge is not None:
         _add_reward_model(parts, more, judge, on_gpu)
     copies = {name: found.pop("copy of what is saved", 0) for name, found in more.items()}
-
     resting = _resting(config, parts) if on_gpu else {}
     apart = _apart(parts, more, weights) if on_gpu and gathered.on_host else {}
     early = _before_first_step(optimizer_steps)
@@ -170,6 +168,11 @@ def footprint(
         "simulators": UNKNOWN in (pool.says for pool in pools),
     }
     return Footprint(fullest, device, host, pools, tuple(name for name, lacks in not_counted.items() if lacks))
+
+
+def _ahead(config: schema.Config, weights: Weights, received: int) -> dict[str, int]:
+    """Counts the weights on their way to processes that only collect, of a process that trains on what they send."""
+    return {"weights that go ahead": weights.trained or 0} if received and config.algorithm.max_staleness else {}
 
 
 def _judges(config: schema.Config) -> bool:
