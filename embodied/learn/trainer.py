@@ -334,8 +334,8 @@ class Trainer(Stepping):
         """Forward pass of m records: the terms' shares of their loss, and the sum."""
         in_loss = Need.REFERENCE in self._objective.needs and not self._warming_up
         reference = self._evaluate.reference(records) if in_loss else None
+        self.noise.check(self._evaluate, records)
         result = self._evaluate(records)
-        self.noise.check(result)
         shares = self._objective.shares(part, records, result, reference, untrained)
         return shares, self._objective.total(shares, value_only=self._warming_up)
 

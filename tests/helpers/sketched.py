@@ -26,9 +26,10 @@ def check_sketches(policy: Any, records: Mapping[str, Tensor], layers: set[str],
     weights = torch.linspace(-1, 2, count)
 
     def loss(rows: Tensor, sketch: GradientSketch | None = None) -> Tensor:
-        result = policy.evaluate({name: values[rows] for name, values in records.items()}, Sampling())
+        chosen = {name: values[rows] for name, values in records.items()}
         if sketch is not None:
-            sketch.check(result)
+            sketch.check(lambda two: policy.evaluate(two, Sampling()), chosen)
+        result = policy.evaluate(chosen, Sampling())
         return (result.logprobs.flatten(1).sum(1) * weights[rows]).sum()
 
     sketch, seen, exact = GradientSketch(policy, 3), set[str](), []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 from rig import CPU
 from sketched import check_sketches
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.checkpoint import checkpoint
 
 from embodied.learn.step.meters.noise.sketch import LAYERS, GradientSketch
 from embodied.testing import FakePolicy
@@ -85,3 +88,66 @@ def test_frozen_layers_and_the_value_head_are_left_out():
     policy = FakePolicy(value_head=True)
     policy.body[0].weight.requires_grad_(False)
     assert list(GradientSketch(policy, 0).layers) == ["head"]
+
+
+class Recomputed(nn.Module):
+    """Four blocks of four layers, computed again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(nn.Sequential(*(nn.Linear(6, 6) for _ in range(4))) for _ in range(4))
+        self.seen: dict[StorageWeakRef, int] = {}  # bytes of layers' inputs and outputs
+        self.peak = 0  # most bytes of them that were there at a time
+        for block in self.blocks:
+            for layer in block:
+                layer.register_forward_hook(self._look)
+
+    def _look(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        storages = [value.untyped_storage() for value in (*inputs, output)]
+        self.seen |= {StorageWeakRef(storage): storage.nbytes() for storage in storages}
+        self.seen = {ref: size for ref, size in self.seen.items() if not ref.expired()}
+        self.peak = max(self.peak, sum(self.seen.values()))
+
+    def evaluate(self, records: Any) -> Evaluation:
+        x = nn.functional.dropout(records["x"], 0.5).requires_grad_()
+        for block in self.blocks:
+            x = checkpoint(self._block, block, x, use_reentrant=False)
+        return Evaluation(x.sum(dim=-1))
+
+    def _block(self, block: Any, x: Tensor) -> Tensor:
+        for layer in block:
+            x = layer(x).tanh()
+        return x
+
+
+def test_the_check_takes_no_memory_and_draws_nothing():
+    policy, x, groups = Recomputed(), {"x": torch.randn(64, 5, 6)}, torch.arange(64) % 2
+    sketch, peaks, gradients = GradientSketch(policy, 0), [], []
+    for number in range(3):  # without sketches, with a check, with layers that were checked
+        policy.zero_grad()
+        policy.peak = 0
+        torch.manual_seed(1)
+        with sketch.measuring(2, 0, CPU):
+            assert len(sketch._checked) == LAYERS * (number == 2)
+            with sketch.records(groups, 2, CPU, 1.0) if number else nullcontext():
+                sketch.check(policy.evaluate, x)
+                policy.evaluate(x).logprobs.sum().backward()
+        peaks.append(policy.peak)
+        gradients.append([weight.grad for weight in policy.parameters()])
+    assert not sketch.unfit
+    assert max(peaks) < 1.1 * peaks[0]
+    for found in gradients[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found, gradients[0], strict=True))
+
+
+def test_half_precision_does_not_overflow_where_the_gradient_does_not():
+    layer = nn.Linear(512, 512, bias=False).half()
+    policy = nn.ModuleDict({"layer": layer})
+    sketch, x = GradientSketch(policy, 0), torch.ones(2, 512).half()  # type: ignore[arg-type]
+    with sketch.measuring(2, 0, CPU) as sketches, sketch.records(torch.arange(2), 2, CPU, 65536.0):
+        (layer(x) * 60000).sum().backward()
+    drawn = sketch._drawn(2, 0, CPU)[0]
+    expected = torch.outer(drawn.left.sum(0) * (60000 / 65536), drawn.right.sum(0)).flatten()
+    assert (drawn.left.sum(0) * 60000).abs().max() > torch.finfo(torch.float16).max
+    torch.testing.assert_close(sketches["layer"], expected.expand(2, -1), rtol=1e-3, atol=1e-2)

@@ -10,7 +10,7 @@ import torch
 from rig import CPU
 from torch import nn
 
-from embodied.learn.step.meters.noise.estimate import NoiseScale
+from embodied.learn.step.meters.noise.estimate import SURE, NoiseScale
 from embodied.learn.step.meters.noise.meter import NoiseMeter
 from embodied.learn.step.meters.update_metrics import UpdateMetrics
 from embodied.learn.trainer import Trainer
@@ -21,7 +21,7 @@ from embodied.schema import ActorConfig, AlgorithmConfig, ModelConfig, OptimConf
 from embodied.testing import FakePolicy
 from embodied.types import Sampling
 
-NAMES = {"train/noise_scale_episodes", "train/signal_to_noise"}
+NAMES = {"train/noise_scale_episodes", "train/signal_to_noise", "train/signal_to_noise_error"}
 
 
 def test_two_groups_by_hand():
@@ -42,6 +42,27 @@ def test_means_come_before_the_ratio_and_noise_alone_has_no_scale():
     alone.take(torch.tensor([[1.0], [-1.0]]).double(), 2)
     assert alone.metrics(2) == {"train/signal_to_noise": 0.0}
     assert NoiseScale().metrics(2) == {}
+
+
+def test_an_update_that_overflows_is_left_out():
+    scale = NoiseScale()
+    scale.take(torch.tensor([[1.0], [3.0]]).double(), 6)
+    before = scale.state_dict()
+    for sums in ([[1.0], [float("nan")]], [[float("inf")], [1.0]], [[1e100], [-2e100]]):
+        scale.take(torch.tensor(sums).double(), 6)
+    assert scale.state_dict() == before
+
+
+def test_the_error_is_that_of_the_ratio():
+    random, spread, errors = torch.Generator().manual_seed(0), [], []
+    for _ in range(200):
+        scale = NoiseScale()
+        for number in range(20):
+            assert ("train/signal_to_noise_error" in scale.metrics(8)) == (number >= SURE)
+            scale.take(0.5 + torch.randn(8, 10, generator=random).double(), 8)
+        spread.append(8 * scale.square / scale.trace)
+        errors.append(scale.metrics(8)["train/signal_to_noise_error"])
+    assert torch.tensor(errors).mean() == pytest.approx(float(torch.tensor(spread).std()), rel=0.2)
 
 
 class Linear(nn.Module):
@@ -122,9 +143,10 @@ def test_a_run_that_goes_on_measures_the_same(collected):
     second.load_state_dict(first.state_dict())
     row, _ = second.update(arrays, results, 1)
     assert {name: row[name] for name in NAMES & row.keys()} == {name: rows[1][name] for name in NAMES & row.keys()}
-    assert row["train/signal_to_noise"] != made(env, policy=first.policy).update(arrays, results, 1)[0].get(
-        "train/signal_to_noise"
-    ), "the first update counts as well"
+    assert second.noise.state_dict() == through.noise.state_dict()
+    assert second.noise.state_dict()["updates"] == 2, "the first counts as well"
+    second.load_state_dict(second.state_dict() | {"noise": first.noise.state_dict() | {"square": float("nan")}})
+    assert second.noise.state_dict() == through.noise.state_dict(), "such a state would spoil all that follow"
 
 
 @pytest.mark.parametrize(

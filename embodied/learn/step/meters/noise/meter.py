@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -32,6 +32,7 @@ class NoiseMeter:
         self._parallel, self._device, self._sketch = parallel, device, GradientSketch(policy, seed)
         self._on, self.why_not = on, _why_not(policy, parallel, self._sketch) if on else ""
         self._scale, self._groups = NoiseScale(), torch.zeros(0, dtype=torch.int64)
+        self.advised = False  # the run has said how many episodes an iteration should have
         self._count = 0  # groups of the update in progress; 0: it is not measured
 
     @contextmanager
@@ -66,9 +67,9 @@ class NoiseMeter:
             return nullcontext()
         return self._sketch.records(self._groups[chosen], self._count, self._device, scale)
 
-    def check(self, result: Evaluation) -> None:
+    def check(self, evaluate: Callable[[Mapping[str, Tensor]], Evaluation], records: Mapping[str, Tensor]) -> None:
         """See :meth:`GradientSketch.check`."""
-        self._sketch.check(result)
+        self._sketch.check(evaluate, records)
 
     def _take(self, sketches: Mapping[str, Tensor], episodes: int) -> None:
         """Adds up the sketches of all ranks. A layer that one of them cannot sketch is left out on all."""
@@ -89,12 +90,13 @@ class NoiseMeter:
         return self._scale.metrics(episodes)
 
     def state_dict(self) -> dict[str, float]:
-        """Returns the averages, for checkpoints."""
-        return self._scale.state_dict()
+        """Returns the averages and :attr:`advised`, for checkpoints."""
+        return {**self._scale.state_dict(), "advised": self.advised}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Loads what :meth:`state_dict` returned."""
         self._scale.load_state_dict(state)
+        self.advised = bool(state.get("advised", False))
 
 
 def _why_not(policy: Policy, parallel: Replicas, sketch: GradientSketch) -> str:

@@ -15,7 +15,7 @@ Shapes: G groups, m records of a pass, R rows of it that a layer sees.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -49,8 +49,8 @@ class _Layer:
 class _Pass:
     """The records of a pass."""
 
+    groups: Tensor  # int64 [m], group of each record
     share: Tensor  # float32 [G, m], 1 / loss scale where a record is one of a group's, else 0
-    seen: list[tuple[str, Tensor]] | None  # outputs of all layers, whose rows are to be checked; None: they were
 
 
 class GradientSketch:
@@ -61,7 +61,8 @@ class GradientSketch:
         self.layers = trained_layers(policy)
         self.unfit: set[str] = set()  # layers that no pass calls, or whose rows nobody can give to records
         self._pass: _Pass | None = None
-        self._checked = False
+        self._unchecked: set[str] = set()  # drawn layers whose rows are still to be checked
+        self._checked: set[str] = set()
 
     def leave_out(self, names: set[str]) -> None:
         """Leaves layers out of all updates that follow."""
@@ -72,11 +73,11 @@ class GradientSketch:
         """Context of the passes of an update; yields the sketches, which it fills: float32 [G, pq] of each layer."""
         layers = self._drawn(groups, iteration, device)
         hooks = [self.layers[layer.name].register_forward_hook(self._hook(layer)) for layer in layers]
-        if not self._checked:
-            hooks += [layer.register_forward_hook(self._look(name)) for name, layer in self.layers.items()]
+        self._unchecked = {layer.name for layer in layers} - self._checked
         try:
             yield {layer.name: layer.sums for layer in layers}
         finally:
+            self._unchecked = set()
             for hook in hooks:
                 hook.remove()
 
@@ -101,19 +102,11 @@ class GradientSketch:
             scale: factor on the loss.
         """
         share = torch.nn.functional.one_hot(groups, count).T.to(device, torch.float32) / scale
-        self._pass = _Pass(share, None if self._checked or len(groups) == 1 else [])
+        self._pass = _Pass(groups, share)
         try:
             yield
         finally:
             self._pass = None
-
-    def _look(self, name: str) -> Any:
-        def forward(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            now = self._pass
-            if now is not None and now.seen is not None and torch.is_grad_enabled() and output.requires_grad:
-                now.seen.append((name, output))
-
-        return forward
 
     def _hook(self, layer: _Layer) -> Any:
         def forward(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -124,11 +117,11 @@ class GradientSketch:
             if place is None:
                 self.unfit.add(layer.name)
                 return
-            right = _table(inputs[0].detach() @ layer.right.to(inputs[0].dtype), *place)
+            right = _table(_projected(inputs[0].detach(), layer.right), *place)
 
             def backward(grad: Tensor) -> None:
                 if self._pass is now:
-                    left = _table(grad @ layer.left.to(grad.dtype), *place)
+                    left = _table(_projected(grad, layer.left), *place)
                     layer.sums.addmm_(now.share, torch.bmm(left.transpose(1, 2), right).flatten(1))
 
             output.register_hook(backward)
@@ -144,21 +137,50 @@ class GradientSketch:
             return (records, length, place) if len(place) == rows else None
         return (records, rows // records, None) if given.ndim > 1 and given.shape[0] % records == 0 else None
 
-    def check(self, result: Evaluation) -> None:
-        """Checks in the first pass of two records or more which rows of each layer are those of the first record: its
-        log-probs must have no gradient in the others. Call it before the backward pass."""
-        now = self._pass
-        if now is None or not now.seen:
+    def check(self, evaluate: Callable[[Mapping[str, Tensor]], Evaluation], records: Mapping[str, Tensor]) -> None:
+        """Checks of each drawn layer once which rows are those of a record: the log-probs of one must have no gradient
+        in the rows of another. Two records of different groups have a pass of their own for it, which leaves the random
+        generators as they were. Call it before the forward pass.
+
+        Args:
+            records: of the pass, tensors [m, …].
+        """
+        now, names = self._pass, self._unchecked
+        others = [] if now is None or not names else (now.groups != now.groups[0]).nonzero().flatten().tolist()
+        if not others:  # whoever has a row, its group is right
             return
-        self._pass, self._checked = None, True  # these gradients are no part of a sketch
-        self.unfit |= self.layers.keys() - {name for name, _ in now.seen}
-        outputs = [output for _, output in now.seen]
-        grads = torch.autograd.grad(result.logprobs[0].sum(), outputs, retain_graph=True, allow_unused=True)
-        for (name, output), grad in zip(now.seen, grads, strict=True):
-            place = self._place(output, now.share.shape[1])
-            if place is None or (grad is not None and bool(_table(grad, *place)[1:].any())):
-                self.unfit.add(name)
+        self._pass, self._unchecked = None, set()  # this pass is no part of a sketch
+        two = {name: torch.stack([values[0], values[others[0]]]) for name, values in records.items()}
+        device = next(iter(two.values())).device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
+            with self._outputs(names) as seen:
+                first = evaluate(two).logprobs[0].sum()
+            if first.requires_grad:  # else the value head alone is trained
+                self._checked |= names
+                self.unfit |= names - {name for name, _ in seen}
+                outputs = [output for _, output in seen]
+                grads = torch.autograd.grad(first, outputs, allow_unused=True) if seen else ()
+                for (name, output), grad in zip(seen, grads, strict=True):
+                    place = self._place(output, 2)
+                    if place is None or (grad is not None and bool(_table(grad, *place)[1:].any())):
+                        self.unfit.add(name)
         self._pass = now
+
+    @contextmanager
+    def _outputs(self, names: set[str]) -> Iterator[list[tuple[str, Tensor]]]:
+        """Context of a forward pass; yields the outputs of the layers ``names``, which it fills. It ends before the
+        backward pass: what is computed again there would be kept."""
+        seen: list[tuple[str, Tensor]] = []
+
+        def look(name: str) -> Any:
+            return lambda module, inputs, output: seen.append((name, output)) if output.requires_grad else None
+
+        hooks = [self.layers[name].register_forward_hook(look(name)) for name in names]
+        try:
+            yield seen
+        finally:
+            for hook in hooks:
+                hook.remove()
 
 
 def _projection(random: np.random.Generator, width: int) -> Tensor:
@@ -167,6 +189,13 @@ def _projection(random: np.random.Generator, width: int) -> Tensor:
         return torch.eye(width)
     signs = random.integers(0, 2, (width, SIZE), dtype=np.int8)
     return (2 * torch.from_numpy(signs) - 1) / SIZE**0.5
+
+
+def _projected(values: Tensor, projection: Tensor) -> Tensor:
+    """Returns ``values`` [R, n] times a projection [n, ≤ 32]; in float32 what float16 would overflow."""
+    values = values.float() if values.dtype == torch.float16 else values
+    with torch.autocast(values.device.type, enabled=False):
+        return values @ projection.to(values.dtype)
 
 
 def _table(values: Tensor, records: int, length: int, place: Tensor | None) -> Tensor:
