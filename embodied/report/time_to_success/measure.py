@@ -11,7 +11,8 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from embodied.evaluation.results import WrittenEvaluation
 from embodied.lib.files import UNREADABLE, read_json
 from embodied.lib.weights_folder import META_FILE, identity
 from embodied.report.reading import Run
-from embodied.report.series import groups
+from embodied.report.series import alike, groups
 from embodied.report.time_to_success.rows import (
     Evaluation,
     PolicyRow,
@@ -40,13 +41,26 @@ MADE = (
 MADE += "name that folder too: embodied report --time-to-success RUN EVAL"
 
 
+Made = tuple[int, WrittenEvaluation]
+"""Iterations before an evaluation, and the evaluation."""
+
+BESIDE, APART = ("env.eval",), ("runner.max_epochs",)
+"""Evaluations are told apart by their protocols. A shorter training has had less time to succeed."""
+
+
 @dataclass
 class Measured:
-    """A training with its evaluations, by iteration."""
+    """A training with its evaluations."""
 
     run: Run
-    evaluations: dict[int, WrittenEvaluation]
+    made: list[Made]  # all that were named, of any protocol
     costs: Mapping[str, Any]  # content of costs.json; empty if an older version made the run
+    evaluations: dict[int, WrittenEvaluation] = field(default_factory=dict)  # those of the protocol that counts
+
+    @property
+    def made_under(self) -> WrittenEvaluation:
+        """An evaluation that counts; all of them have its conditions."""
+        return next(iter(self.evaluations.values()))
 
 
 def rows_of(runs: Sequence[Run], protocol: str | None = None) -> list[Row]:
@@ -56,23 +70,41 @@ def rows_of(runs: Sequence[Run], protocol: str | None = None) -> list[Row]:
         protocol: name or hash of the one whose evaluations count; None = there is only one in each training.
 
     Raises:
-        EvaluationError: a training has no evaluation, or several protocols; or an evaluation is of no training named.
+        EvaluationError: a training has no evaluation, several protocols, or two evaluations at once; or is there twice;
+            or an evaluation is of no training named.
     """
     trainings = [run for run in runs if not _is_evaluation(run)]
-    measured = {id(run): Measured(run, dict(run.evaluations), _costs(run.folder)) for run in trainings}
+    measured = {id(run): Measured(run, [*run.evaluations.items()], _costs(run.folder)) for run in trainings}
     for run in runs:
         if _is_evaluation(run):
             _attach(run, [*measured.values()])
     for one in measured.values():
         _choose(one, protocol)
+    for first, second in combinations(measured.values(), 2):
+        _refuse_twice(first, second)
     found = []
-    for group in groups(trainings, beside=("env.eval",)):  # evaluations are told apart by their protocols
+    for group in groups(trainings, BESIDE, APART):
         same: dict[str, list[Measured]] = {}
         for run in group.runs:
             one = measured[id(run)]
-            same.setdefault(_conditions(next(iter(one.evaluations.values()))), []).append(one)
+            same.setdefault(_conditions(one.made_under), []).append(one)
         found += [_row(own) for own in same.values()]
     return found
+
+
+def _refuse_twice(first: Measured, second: Measured) -> None:
+    seed, same = first.run.setting("runner.seed"), [_conditions(one.made_under) for one in (first, second)]
+    if seed != second.run.setting("runner.seed") or same[0] != same[1]:
+        return
+    if alike(first.run, second.run, BESIDE, APART):
+        raise EvaluationError(
+            f"{first.run.name} and {second.run.name} are trainings of one configuration with one seed, {seed}",
+            f"leave one of them out, or train again with another seed (runner.seed={_next(seed)}) and name that run",
+        )
+
+
+def _next(seed: Any) -> int:
+    return seed + 1 if isinstance(seed, int) else 1
 
 
 def _is_evaluation(run: Run) -> bool:
@@ -104,7 +136,7 @@ def _attach(run: Run, trainings: Sequence[Measured]) -> None:
             )
         place = _place(of, owners[0].run)
         assert place is not None
-        owners[0].evaluations[place] = evaluation
+        owners[0].made.append((place, evaluation))
 
 
 def _place(of: Mapping[str, Any], run: Run) -> int | None:
@@ -128,31 +160,44 @@ def _conditions(evaluation: WrittenEvaluation) -> str:
 def _choose(one: Measured, protocol: str | None) -> None:
     """Keeps the evaluations of one protocol."""
     name = one.run.name
-    if not one.evaluations:
+    if not one.made:
         raise EvaluationError(f"{name} has no evaluation, so nothing says when it succeeded", MADE)
-    several: dict[str, list[int]] = {}
-    for iteration, evaluation in sorted(one.evaluations.items()):
-        if protocol in (None, evaluation.protocol.get("name"), evaluation.protocol.get("hash")):
-            several.setdefault(_conditions(evaluation), []).append(iteration)
+    made = sorted(one.made, key=lambda found: found[0])
+    wanted = [of for of in made if protocol in (None, of[1].protocol.get("name"), of[1].protocol.get("hash"))]
+    several = _by_protocol(wanted)
     there = "; ".join(
-        f"{protocol_of(one.evaluations[own[0]])} after {', '.join(map(str, own))} iterations"
-        for own in (several or _by_protocol(one)).values()
+        f"{protocol_of(own[0][1])} after {', '.join(str(at) for at, _ in own)} iterations"
+        for own in _by_protocol(wanted or made)
     )
     if not several:
         raise EvaluationError(f"{name} has no evaluation of protocol {protocol}; it has: {there}", "name one of these")
     if len(several) > 1:
-        example = one.evaluations[max(one.evaluations)].protocol.get("hash")
+        example = [found.protocol["hash"] for _, found in wanted if "hash" in found.protocol][-1]
         raise EvaluationError(
             f"{name} was evaluated under several protocols, whose times say different things: {there}",
             f"choose one by name or hash, e.g. --protocol {example}",
         )
-    one.evaluations = {iteration: one.evaluations[iteration] for iteration in next(iter(several.values()))}
+    one.evaluations = _once(name, several[0])
 
 
-def _by_protocol(one: Measured) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for iteration, evaluation in sorted(one.evaluations.items()):
-        found.setdefault(_conditions(evaluation), []).append(iteration)
+def _by_protocol(made: Sequence[Made]) -> list[list[Made]]:
+    found: dict[str, list[Made]] = {}
+    for iteration, evaluation in made:
+        found.setdefault(_conditions(evaluation), []).append((iteration, evaluation))
+    return [*found.values()]
+
+
+def _once(name: str, made: Sequence[Made]) -> dict[int, WrittenEvaluation]:
+    """Returns evaluations of one protocol by iteration. Which of two counts would be a choice by their outcomes."""
+    found: dict[int, WrittenEvaluation] = {}
+    for iteration, evaluation in made:
+        if iteration in found:
+            raise EvaluationError(
+                f"{name} was evaluated twice under protocol {protocol_of(evaluation)} after {iteration} iterations: "
+                f"{found[iteration].file} and {evaluation.file}",
+                f"name one of the two alone: leave {evaluation.file.absolute().parent.parent} out",
+            )
+        found[iteration] = evaluation
     return found
 
 
@@ -164,6 +209,7 @@ def _training(one: Measured) -> Training:
     seed = one.run.setting("runner.seed")
     return Training(
         seed=seed if isinstance(seed, int) else 0, launches=launches, wall_is_least=not _is_whole(one),
+        seen=max([one.run.iterations, *one.evaluations]) if one.run.state else None,
         evaluations=[_evaluation(one, iteration, found) for iteration, found in sorted(one.evaluations.items())],
     )  # fmt: skip
 
@@ -218,7 +264,7 @@ def _collected(run: Run, iteration: int) -> tuple[int | None, int | None]:
 
 def _row(own: Sequence[Measured]) -> Row:
     first = own[0]
-    evaluation = next(iter(first.evaluations.values()))
+    evaluation = first.made_under
     trainings = sorted((_training(one) for one in own), key=lambda training: training.seed)
     hashes = dict.fromkeys(
         str(found.protocol["hash"]) for one in own for found in one.evaluations.values() if found.protocol

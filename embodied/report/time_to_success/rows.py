@@ -59,6 +59,10 @@ class Training(Part):
     wall_is_least: bool = Field(
         description="Wall clock and CPU seconds lack a part, e.g. of a launch that was killed, or start-up."
     )
+    seen: Count | None = Field(
+        default=None,
+        description="Iterations that were seen of a training that still runs, or stopped early; null = it ended.",
+    )
     evaluations: list[Evaluation] = Field(min_length=1, description="In the order of their iterations.")
 
 
@@ -204,6 +208,8 @@ def _faults(row: Row) -> Iterator[str]:
     if len(set(seeds)) < len(seeds):
         yield f".trainings: seeds are {seeds}, and each may be there once"
     for number, training in enumerate(row.trainings):
+        if training.seen is not None and training.seen < training.evaluations[-1].iteration:
+            yield f".trainings[{number}].seen is {training.seen}, and an evaluation came later"
         for place, one in enumerate(training.evaluations):
             before = training.evaluations[place - 1] if place else None
             yield from (f".trainings[{number}].evaluations[{place}]{fault}" for fault in _of_evaluation(one, before))
