@@ -96,6 +96,35 @@ def test_a_launch_that_was_killed_makes_the_seconds_a_lower_bound(tmp_path, whol
     assert row.trainings[0].wall_is_least is least, "of the last launch all counts that came before the evaluation"
 
 
+def test_a_launch_that_left_no_costs_makes_the_seconds_a_lower_bound(tmp_path, capsys):
+    """Of three launches the second could not write its costs; the rows of the third have no sums then."""
+    folder = timed_run(tmp_path / "a", {2: 10, 4: 70})
+    cost(folder, True, True, True)
+    costs = json.loads((folder / "costs.json").read_text(encoding="utf-8"))
+    del costs["launches"]["2"]
+    (folder / "costs.json").write_text(json.dumps(costs), encoding="utf-8")
+    (folder / "starts.jsonl").write_text((folder / "starts.jsonl").read_text(encoding="utf-8") * 3, encoding="utf-8")
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    for row in rows[:2]:
+        row["time/run_s"] += 1000  # of start-up, which iterations do not count
+    for row in rows[2:]:
+        del row["time/run_s"], row["time/run_cpu_s"]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (found,) = rows_from(folder)
+    assert [one.wall_s for one in found.trainings[0].evaluations] == [1210, 1410]
+    assert found.trainings[0].wall_is_least
+    assert report.main(["--time-to-success", str(folder), "--json"]) == 0
+    (tmp_path / "rows.json").write_text(capsys.readouterr().out, encoding="utf-8")
+    assert report.main(["--time-to-success", "--check", str(tmp_path / "rows.json")]) == 0
+
+
+def test_the_last_launch_that_left_no_costs_is_missed_too(tmp_path):
+    folder = timed_run(tmp_path / "a", {4: 70})
+    cost(folder, False)
+    (folder / "starts.jsonl").write_text((folder / "starts.jsonl").read_text(encoding="utf-8") * 2, encoding="utf-8")
+    assert rows_from(folder)[0].trainings[0].wall_is_least
+
+
 def test_episodes_that_were_dropped_have_been_run(tmp_path):
     folder = timed_run(tmp_path / "a", {1: 70}, iterations=1)
     row = json.loads((folder / "metrics.jsonl").read_text(encoding="utf-8"))
@@ -155,9 +184,7 @@ def test_an_evaluation_of_another_protocol_leaves_the_trainings_own(tmp_path):
 def test_a_second_evaluation_of_one_protocol_is_refused(tmp_path):
     training = timed_run(tmp_path / "a", {2: 80, 4: 90})
     after = evaluated(tmp_path / "after", checkpoint(training, 2), 20)
-    with pytest.raises(
-        Exception, match=r"evaluated twice under protocol named \(hash1\) after 2 iterations"
-    ) as refused:
+    with pytest.raises(Exception, match=r"twice under protocol named \(hash1\) after 2 iterations") as refused:
         rows_from(training, after)
     assert f"leave {after} out" in refused.value.remedy
     assert rows_from(training)[0].until["70"].env_steps.median == 1000, "as the fix has it"
@@ -165,7 +192,7 @@ def test_a_second_evaluation_of_one_protocol_is_refused(tmp_path):
 
 def test_a_seed_that_is_there_twice_is_refused(tmp_path):
     folders = [timed_run(tmp_path / name, {4: 70}, seed) for name, seed in (("a", 1), ("b", 2), ("c", 2))]
-    with pytest.raises(Exception, match="b and .*c are trainings of one configuration with one seed, 2") as refused:
+    with pytest.raises(Exception, match=r"b and .*c are trainings of one configuration with one seed, 2") as refused:
         rows_from(*folders)
     assert "runner.seed=3" in refused.value.remedy
     assert [training.seed for training in rows_from(*folders[:2])[0].trainings] == [1, 2]

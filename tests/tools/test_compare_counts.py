@@ -222,6 +222,14 @@ def test_the_last_a_worse_and_the_only_one_are_not(write, capsys, rates):
     assert "warning" not in capsys.readouterr().out
 
 
+def test_rows_with_numbers_of_no_iteration_are_passed_over(write, capsys):
+    other, one = write("other", below(20)), _at(write("training", below(30)), 20)
+    _training({10: 0.6, 20: 0.75, 30: 0.7})
+    with Path("runs/training/metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write(f'\n{{"step": Infinity, "eval/success_rate": 1}}\n{{"step": 40, "eval/success_rate": 1{"0" * 400}}}')
+    assert _json(capsys, other, one)["comparisons"][0]["second"]["chosen"]["evaluations"] == 3
+
+
 def test_without_metrics_the_files_say_it(write, capsys):
     other, one = write("other", below(20)), _at(write("training", below(30)), 20)
     Path("runs/training/eval/000040.json").write_text(

@@ -7,24 +7,24 @@ training learnt from, so an iteration that an interruption has repeated counts o
 
 from __future__ import annotations
 
-import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from embodied.errors import EmbodiedError, EvaluationError
 from embodied.evaluation.compare import rates
-from embodied.evaluation.comparison_text import protocol_of
 from embodied.evaluation.results import WrittenEvaluation
 from embodied.lib.files import UNREADABLE, read_json
-from embodied.lib.weights_folder import META_FILE, identity
+from embodied.lib.weights_folder import META_FILE
 from embodied.report.reading import Run
 from embodied.report.series import alike, groups
+from embodied.report.time_to_success.evaluations import Measured, attach, choose, conditions
 from embodied.report.time_to_success.rows import (
+    HIDDEN,
     Evaluation,
     PolicyRow,
     Protocol,
@@ -34,33 +34,10 @@ from embodied.report.time_to_success.rows import (
     until,
 )
 from embodied.run.folder.costs import FILE as COSTS
-
-MADE = (
-    "give the training evaluations (runner.val_check_interval=N), or evaluate its checkpoints with embodied eval and "
-)
-MADE += "name that folder too: embodied report --time-to-success RUN EVAL"
-
-
-Made = tuple[int, WrittenEvaluation]
-"""Iterations before an evaluation, and the evaluation."""
+from embodied.run.folder.launches import count
 
 BESIDE, APART = ("env.eval",), ("runner.max_epochs",)
 """Evaluations are told apart by their protocols. A shorter training has had less time to succeed."""
-
-
-@dataclass
-class Measured:
-    """A training with its evaluations."""
-
-    run: Run
-    made: list[Made]  # all that were named, of any protocol
-    costs: Mapping[str, Any]  # content of costs.json; empty if an older version made the run
-    evaluations: dict[int, WrittenEvaluation] = field(default_factory=dict)  # those of the protocol that counts
-
-    @property
-    def made_under(self) -> WrittenEvaluation:
-        """An evaluation that counts; all of them have its conditions."""
-        return next(iter(self.evaluations.values()))
 
 
 def rows_of(runs: Sequence[Run], protocol: str | None = None) -> list[Row]:
@@ -77,9 +54,9 @@ def rows_of(runs: Sequence[Run], protocol: str | None = None) -> list[Row]:
     measured = {id(run): Measured(run, [*run.evaluations.items()], _costs(run.folder)) for run in trainings}
     for run in runs:
         if _is_evaluation(run):
-            _attach(run, [*measured.values()])
+            attach(run, [*measured.values()])
     for one in measured.values():
-        _choose(one, protocol)
+        choose(one, protocol)
     for first, second in combinations(measured.values(), 2):
         _refuse_twice(first, second)
     found = []
@@ -87,13 +64,13 @@ def rows_of(runs: Sequence[Run], protocol: str | None = None) -> list[Row]:
         same: dict[str, list[Measured]] = {}
         for run in group.runs:
             one = measured[id(run)]
-            same.setdefault(_conditions(one.made_under), []).append(one)
+            same.setdefault(conditions(one.made_under), []).append(one)
         found += [_row(own) for own in same.values()]
     return found
 
 
 def _refuse_twice(first: Measured, second: Measured) -> None:
-    seed, same = first.run.setting("runner.seed"), [_conditions(one.made_under) for one in (first, second)]
+    seed, same = first.run.setting("runner.seed"), [conditions(one.made_under) for one in (first, second)]
     if seed != second.run.setting("runner.seed") or same[0] != same[1]:
         return
     if alike(first.run, second.run, BESIDE, APART):
@@ -114,91 +91,10 @@ def _is_evaluation(run: Run) -> bool:
 def _costs(folder: Path) -> Mapping[str, Any]:
     with suppress(OSError, EmbodiedError):
         found = read_json(folder / COSTS)
-        if isinstance(found.get("launches"), dict) and isinstance(found.get("policy"), dict):
+        launches = found.get("launches")
+        if isinstance(launches, dict) and isinstance(found.get("policy"), dict) and all(map(str.isdecimal, launches)):
             return found
     return {}
-
-
-# -- evaluations -----------------------------------------------------------------------------------------------------
-
-
-def _attach(run: Run, trainings: Sequence[Measured]) -> None:
-    """Adds an evaluation of a checkpoint to the training that has this checkpoint."""
-    for evaluation in run.evaluations.values():
-        of: dict[str, Any] = {}
-        with suppress(OSError, *UNREADABLE):
-            of = json.loads(evaluation.file.read_text(encoding="utf-8")).get("checkpoint") or {}
-        owners = [one for one in trainings if (place := _place(of, one.run)) is not None]
-        if not owners:
-            raise EvaluationError(
-                f"{run.name} evaluates {of.get('path') or 'no checkpoint'}, no checkpoint of the trainings named",
-                "name the training's folder too: embodied report --time-to-success RUN EVAL",
-            )
-        place = _place(of, owners[0].run)
-        assert place is not None
-        owners[0].made.append((place, evaluation))
-
-
-def _place(of: Mapping[str, Any], run: Run) -> int | None:
-    """Returns the iterations after which a run saved the checkpoint that an evaluation names; None if it has not."""
-    for folder in sorted((run.folder / "checkpoints").glob("*")):
-        if not folder.name.isdecimal():
-            continue
-        with suppress(OSError, EmbodiedError, *UNREADABLE):
-            own = identity(read_json(folder / META_FILE))
-            if own is not None and own == of.get("identity"):
-                return int(folder.name)
-    return None
-
-
-def _conditions(evaluation: WrittenEvaluation) -> str:
-    """Returns the protocol of an evaluation as a text that is the same for all seeds of a run."""
-    keys = {key: value for key, value in evaluation.protocol.get("keys", {}).items() if key != "seed"}
-    return json.dumps([evaluation.protocol.get("name"), keys], sort_keys=True, default=str)
-
-
-def _choose(one: Measured, protocol: str | None) -> None:
-    """Keeps the evaluations of one protocol."""
-    name = one.run.name
-    if not one.made:
-        raise EvaluationError(f"{name} has no evaluation, so nothing says when it succeeded", MADE)
-    made = sorted(one.made, key=lambda found: found[0])
-    wanted = [of for of in made if protocol in (None, of[1].protocol.get("name"), of[1].protocol.get("hash"))]
-    several = _by_protocol(wanted)
-    there = "; ".join(
-        f"{protocol_of(own[0][1])} after {', '.join(str(at) for at, _ in own)} iterations"
-        for own in _by_protocol(wanted or made)
-    )
-    if not several:
-        raise EvaluationError(f"{name} has no evaluation of protocol {protocol}; it has: {there}", "name one of these")
-    if len(several) > 1:
-        example = [found.protocol["hash"] for _, found in wanted if "hash" in found.protocol][-1]
-        raise EvaluationError(
-            f"{name} was evaluated under several protocols, whose times say different things: {there}",
-            f"choose one by name or hash, e.g. --protocol {example}",
-        )
-    one.evaluations = _once(name, several[0])
-
-
-def _by_protocol(made: Sequence[Made]) -> list[list[Made]]:
-    found: dict[str, list[Made]] = {}
-    for iteration, evaluation in made:
-        found.setdefault(_conditions(evaluation), []).append((iteration, evaluation))
-    return [*found.values()]
-
-
-def _once(name: str, made: Sequence[Made]) -> dict[int, WrittenEvaluation]:
-    """Returns evaluations of one protocol by iteration. Which of two counts would be a choice by their outcomes."""
-    found: dict[int, WrittenEvaluation] = {}
-    for iteration, evaluation in made:
-        if iteration in found:
-            raise EvaluationError(
-                f"{name} was evaluated twice under protocol {protocol_of(evaluation)} after {iteration} iterations: "
-                f"{found[iteration].file} and {evaluation.file}",
-                f"name one of the two alone: leave {evaluation.file.absolute().parent.parent} out",
-            )
-        found[iteration] = evaluation
-    return found
 
 
 # -- costs -----------------------------------------------------------------------------------------------------------
@@ -218,8 +114,9 @@ def _is_whole(one: Measured) -> bool:
     """Returns whether the seconds of a run count all of its launches, but for what its last one did at its end."""
     if not any("time/run_s" in row for row in one.run.metrics.values()):
         return False
-    *earlier, _ = sorted(one.costs.get("launches", {}).items(), key=lambda item: int(item[0])) or [None]
-    return all(isinstance(row, Mapping) and row.get("whole") is True for _, row in earlier)
+    rows = {int(number): row for number, row in one.costs.get("launches", {}).items()}
+    last = max([count(one.run.folder), *rows])
+    return all(isinstance(row := rows.get(at), Mapping) and row.get("whole") is True for at in range(1, last))
 
 
 def _evaluation(one: Measured, iteration: int, found: WrittenEvaluation) -> Evaluation:
@@ -228,7 +125,7 @@ def _evaluation(one: Measured, iteration: int, found: WrittenEvaluation) -> Eval
     return Evaluation(
         iteration=iteration, successes=rate.successes, episodes=rate.episodes, starts=rate.starts,
         rate=rate.rate, low=rate.low, high=rate.high,
-        wall_s=_rounded(row.get("time/run_s", _of_iterations(one.run, iteration))),
+        wall_s=_rounded(_wall(one.run, iteration)),
         cpu_s=_rounded(row.get("time/run_cpu_s")), env_steps=steps, training_episodes=episodes,
     )  # fmt: skip
 
@@ -237,11 +134,15 @@ def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 1)
 
 
-def _of_iterations(run: Run, iteration: int) -> float | None:
-    """Sums the wall time of a run's iterations, as older versions have recorded it; None if that of one is missing."""
-    seconds = [run.metrics.get(step, {}).get("time/iteration_s") for step in range(1, iteration + 1)]
-    known = [one for one in seconds if one is not None]
-    return sum(known) if known and len(known) == len(seconds) else None
+def _wall(run: Run, iteration: int) -> float | None:
+    """Returns the seconds of all launches up to an iteration: as the run has summed them, and from there on, where a
+    launch has left nothing, by its iterations. None if the time of one is missing."""
+    summed = [step for step, row in run.metrics.items() if step <= iteration and "time/run_s" in row]
+    last = max(summed, default=0)
+    seconds = [run.metrics[last]["time/run_s"]] if summed else []
+    more = [run.metrics.get(step, {}).get("time/iteration_s") for step in range(last + 1, iteration + 1)]
+    seconds += [one for one in more if one is not None]
+    return sum(seconds) if seconds and None not in more else None
 
 
 def _collected(run: Run, iteration: int) -> tuple[int | None, int | None]:
@@ -271,14 +172,23 @@ def _row(own: Sequence[Measured]) -> Row:
     )
     starts = [start for one in own for start in one.run.starts]
     return Row(
-        name=", ".join(one.run.folder.absolute().name for one in own),
-        task=Task(env=_env(first.run), instructions=[*evaluation.tasks.values()]),
-        protocol=Protocol(name=evaluation.protocol.get("name"), hashes=[*hashes]),
-        policy=_policy(first), algorithm=_algorithm(first.run), hardware=_hardware(own),
-        software=", ".join(dict.fromkeys(_software(start) for start in starts)) or "not known",
+        name=_line(", ".join(one.run.folder.absolute().name for one in own)),
+        task=Task(env=_line(_env(first.run)), instructions=[_line(text) for text in evaluation.tasks.values()]),
+        protocol=Protocol(name=_known(evaluation.protocol.get("name")), hashes=[_line(one) for one in hashes]),
+        policy=_policy(first), algorithm=_line(_algorithm(first.run)), hardware=_known(_hardware(own)),
+        software=_line(", ".join(dict.fromkeys(_software(start) for start in starts))),
         date=max((str(start.get("last", ""))[:10] for start in starts), default="") or "0000-00-00",
         trainings=trainings, until=until(trainings),
     )  # fmt: skip
+
+
+def _line(text: str) -> str:
+    """Returns a text as a row may have it: one line, not empty."""
+    return " ".join(re.sub(f"[{HIDDEN}]", " ", text).split()) or "not known"
+
+
+def _known(text: Any) -> str | None:
+    return None if text is None else _line(str(text))
 
 
 def _env(run: Run) -> str:
@@ -293,8 +203,8 @@ def _policy(one: Measured) -> PolicyRow:
     lora = f"LoRA {model.get('lora_rank')}" if model.get("is_lora") else ""
     sizes = [known.get(name) for name in ("parameters", "trained")]
     return PolicyRow(
-        name=" ".join(filter(None, [family, str(model.get("layout") or ""), lora])), parameters=sizes[0],
-        trained=_trained(one.run) if sizes[1] is None else sizes[1], begins_from=_begins_from(one.run),
+        name=_line(" ".join([family, str(model.get("layout") or ""), lora])), parameters=sizes[0],
+        trained=_trained(one.run) if sizes[1] is None else sizes[1], begins_from=_line(_begins_from(one.run)),
     )  # fmt: skip
 
 
