@@ -71,7 +71,7 @@ def looks(run: Path) -> dict[int, float]:
     found: dict[int, float] = {}
     with suppress(OSError):
         for line in (run / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():
-            with suppress(ValueError, KeyError, TypeError, RecursionError):
+            with suppress(ValueError, KeyError, TypeError, RecursionError, OverflowError):
                 row = json.loads(line)
                 found[int(row["step"])] = float(row["eval/success_rate"])
     return found or _of_files(run)

@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from statistics import fmean
 
 from embodied.errors import ConfigError
 from embodied.observe import published, statistics
@@ -57,6 +58,23 @@ class System:
         return sum(one * n for one, (_, n) in zip(self.worths, self.counts, strict=True)) / self.total[1]
 
     @property
+    def rates(self) -> list[float]:
+        """Success of each training, as it was reported."""
+        return [successes / n for successes, n in self.counts]
+
+    @property
+    def least(self) -> float:
+        """Variance of a training's success that its episodes alone make, which none is below: binomial, of a rate that
+        is not quite 0 or 1 (Laplace's), with the larger of what was reported and what is left."""
+        sure = [(rate * self.total[1] + 1) / (self.total[1] + 2) for rate in (self.rate, self.worth)]
+        return max(rate * (1 - rate) for rate in sure) * fmean(1 / n for _, n in self.counts)
+
+    @property
+    def over_trainings(self) -> Mean | None:
+        """Mean of :attr:`rates` with its interval over trainings; None of a single one."""
+        return published.over_seeds(self.rates, self.least)
+
+    @property
     def interval(self) -> tuple[float, float]:
         """Wilson's 95 % interval over episodes, as if all were of one training."""
         return statistics.wilson(*self.total)
@@ -72,7 +90,7 @@ class Needed:
     """Episodes of each system that show a difference in four of five cases; None: not even ten million, or none."""
 
     reported: int | None  # if the true difference is the reported one
-    left: int | None  # if it is what is left of it, and the best is taken again
+    left: int | None  # if it is what is left of it, and both are evaluated anew, without a choice
 
 
 @dataclass(frozen=True)
@@ -85,22 +103,27 @@ class Pair:
     p_value: float | None  # Fisher's; None for too many episodes
     left: float  # difference of what both are worth
     corrected: tuple[float, float] | None  # interval with the correction; None of several trainings, each the best
-    corrected_p: float | None
-    adjusted: float | None  # the same by Holm over all pairs
+    corrected_p: float | None  # Fisher's with the correction; of too many episodes that of two proportions
+    adjusted: float | None  # the larger of that and the one over trainings, by Holm over all pairs; None without either
     expected: float | None  # best of n of the second if it were as good as the first; None unless it alone was chosen
     chance: float | None  # that such a best of n reaches the second's count
     seeds: Mean | None  # over trainings, of what each is worth; None unless both have several
     needed: Needed
 
     @property
+    def direction(self) -> int:
+        """Returns 1 if the second succeeds more often by more than chance and choice, −1 if less often, 0 if that is
+        not shown: over episodes, and over trainings where both have several."""
+        if self.adjusted is None or self.adjusted >= 0.05:
+            return 0
+        ends = [self.corrected, None if self.seeds is None else (self.seeds.low, self.seeds.high), (self.left,) * 2]
+        sides = {(low > 0) - (high < 0) for low, high in (pair for pair in ends if pair is not None)}
+        return sides.pop() if len(sides) == 1 else 0
+
+    @property
     def differ(self) -> bool:
-        """Returns whether success differs by more than chance and choice: over episodes, and over trainings where
-        both have several."""
-        if self.seeds is not None and self.seeds.low <= 0 <= self.seeds.high:
-            return False
-        if self.corrected is None:
-            return self.seeds is not None
-        return not self.corrected[0] <= 0 <= self.corrected[1] and (self.adjusted is None or self.adjusted < 0.05)
+        """Returns whether :attr:`direction` is shown."""
+        return self.direction != 0
 
 
 def parse(texts: Sequence[str], best_of: Sequence[str] = ()) -> list[System]:
@@ -162,8 +185,17 @@ def _best(text: str) -> int:
 def compare(systems: Sequence[System]) -> list[Pair]:
     """Compares each system with each that comes before it, and corrects the tests for how many pairs there are."""
     found = [_pair(systems, places) for places in combinations(range(len(systems)), 2)]
-    adjusted = iter(statistics.holm([one.corrected_p for one in found if one.corrected_p is not None]))
-    return [one if one.corrected_p is None else replace(one, adjusted=next(adjusted)) for one in found]
+    tested = [_tested(one) for one in found]
+    adjusted = statistics.holm([1.0 if p is None else p for p in tested])
+    return [
+        replace(one, adjusted=None if p is None else own) for one, p, own in zip(found, tested, adjusted, strict=True)
+    ]
+
+
+def _tested(pair: Pair) -> float | None:
+    """Returns the p-value that the verdict uses: both tests must show the difference, so it is the larger one."""
+    both = (pair.corrected_p, pair.seeds and pair.seeds.p_value)
+    return max((p for p in both if p is not None), default=None)
 
 
 def _pair(systems: Sequence[System], places: tuple[int, int]) -> Pair:
@@ -175,15 +207,23 @@ def _pair(systems: Sequence[System], places: tuple[int, int]) -> Pair:
     corrected = published.difference((one, n, first.best_of), (other, m, second.best_of)) if simple else None
     alone = second.is_chosen and not first.is_chosen and len(second.counts) == 1
     luck = (first.rate, m, second.best_of)
-    smallest = published.sidak(p_value, tests) if simple and p_value is not None else None
+    smallest = published.proportions(one, n, other, m) if p_value is None else p_value
     return Pair(
         places, second.rate - first.rate, statistics.unpaired(one, n, other, m), p_value,
-        second.worth - first.worth, corrected, smallest, None,
+        second.worth - first.worth, corrected, published.sidak(smallest, tests) if simple else None, None,
         published.expected_best(*luck) if alone else None,
         published.chance_of_best(other, *luck) if alone else None,
-        published.welch(first.worths, second.worths),
+        _over_trainings(first, second),
         Needed(
-            published.episodes_needed(first.rate, second.rate),
-            published.episodes_needed(first.worth, second.worth, tests),
+            published.episodes_needed(first.rate, second.rate), published.episodes_needed(first.worth, second.worth)
         ),
     )  # fmt: skip
+
+
+def _over_trainings(first: System, second: System) -> Mean | None:
+    """Compares what trainings are worth. That takes a training's checkpoints as equally good; where they are not, less
+    of the best is luck, so the interval reaches to that of the reported rates."""
+    least = first.least, second.least
+    left = published.welch(first.worths, second.worths, least)
+    reported = published.welch(first.rates, second.rates, least)
+    return None if left is None or reported is None else published.join(left, reported)

@@ -8,7 +8,7 @@ from typing import Any
 
 from embodied.evaluation.comparison_text import LETTERS, chance, p_value
 from embodied.evaluation.counts import Pair, System
-from embodied.observe.published import Mean, over_seeds
+from embodied.observe.published import Mean
 
 
 def table(systems: Sequence[System]) -> list[list[str]]:
@@ -20,7 +20,7 @@ def table(systems: Sequence[System]) -> list[list[str]]:
     rows = []
     for letter, one in zip(LETTERS, systems, strict=False):
         row = [letter, f"{one.total[0]}/{one.total[1]} ({one.rate:.1%})", _range(one.interval)]
-        row += _seeds(over_seeds([k / n for k, n in one.counts]), len(one.counts)) if several else []
+        row += _seeds(one.over_trainings, len(one.counts)) if several else []
         row += _worth(one) if chosen else []
         rows.append(row)
     return [head, *rows]
@@ -55,6 +55,8 @@ def lines(pair: Pair, systems: Sequence[System]) -> Iterator[str]:
         yield _over_seeds(pair.seeds)
     elif several:
         yield "over trainings: not known, one of them has a single training; intervals above count episodes alone"
+    if len(systems) > 2 and pair.adjusted is not None:
+        yield f"for all pairs (Holm): {p_value(pair.adjusted)}"
     yield _verdict(pair, first, second)
     yield from _needed(pair, one.is_chosen or other.is_chosen)
 
@@ -76,7 +78,7 @@ def _over_seeds(mean: Mean) -> str:
 
 def _verdict(pair: Pair, first: str, second: str) -> str:
     if pair.differ:
-        better = "more" if pair.difference > 0 else "less"
+        better = "more" if pair.direction > 0 else "less"
         return f"{second} succeeds {better} often than {first}"
     return f"these numbers do not tell {first} and {second} apart"
 
@@ -85,7 +87,7 @@ def _needed(pair: Pair, chosen: bool) -> Iterator[str]:
     begin = "episodes of each that show it four times of five: "
     texts = [f"{_many(pair.needed.reported)} for a true difference of {pair.difference:+.1%}"]
     if chosen:
-        texts.append(f"{_many(pair.needed.left)} for {pair.left:+.1%}, if the best is taken again")
+        texts.append(f"{_many(pair.needed.left)} for {pair.left:+.1%}, if both are evaluated anew, without a choice")
     if abs(pair.difference) > 1e-9:
         yield begin + "; ".join(texts)
 
@@ -112,7 +114,7 @@ def as_json(systems: Sequence[System], pairs: Sequence[Pair]) -> dict[str, Any]:
     rows = [
         {"name": letter, "counts": [list(count) for count in one.counts], "best_of": one.best_of, "rate": one.rate,
          "interval": one.interval, "worth": one.worth, "corrected_interval": one.corrected,
-         "over_trainings": _json_of(over_seeds([k / n for k, n in one.counts]))}
+         "over_trainings": _json_of(one.over_trainings)}
         for letter, one in zip(LETTERS, systems, strict=False)
     ]  # fmt: skip
     found = [

@@ -1,17 +1,18 @@
 """Numbers of success counts that others publish: what the best of several checkpoints is worth, how much trainings
 vary, and how many episodes would show a difference.
 
-The best of n. A count that was chosen as the largest of n is too large by luck. Its interval has Wilson's ends, the
-lower one at the level 1 − (1 − α/2)^(1/n) of Šidák (1967, JASA 62, 626-633): with n evaluations whose luck is
-independent, all n lower ends hold together, so the chosen one does, whatever the n true rates are. The upper end needs
-no correction: where the chosen count is too small for its checkpoint, that of the best checkpoint is too.
+The best of n. A count that was chosen as the largest of n is too large by luck. Its interval has the exact ends of
+Clopper & Pearson (1934, Biometrika 26, 404-413), the lower one at the level 1 − (1 − α/2)^(1/n) of Šidák (1967, JASA
+62, 626-633): with n evaluations whose luck is independent, all n lower ends hold together, so the chosen one does,
+whatever the n true rates are. The upper end needs no correction: where the chosen count is too small for its
+checkpoint, that of the best checkpoint is too. Wilson's ends would miss more often than they say at some rates.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from statistics import NormalDist, fmean, stdev
+from statistics import fmean, stdev
 from typing import NamedTuple
 
 import numpy as np
@@ -55,12 +56,17 @@ def worth(successes: int, n: int, best_of: int) -> float:
 def corrected(successes: int, n: int, best_of: int) -> tuple[float, float]:
     """Computes the 95 % interval of the true success rate of the evaluation that was chosen as the best of ``best_of``
     (see above). Of one it is Wilson's."""
-    return wilson(successes, n, level_of_best(best_of))[0], wilson(successes, n)[1]
+    if best_of == 1:
+        return wilson(successes, n)
+    tail = tail_of_best(best_of)
+    low = _solve(lambda rate: 1 - _cumulative(rate, n)[successes - 1] - tail) if successes else 0.0
+    high = _solve(lambda rate: HALF - _cumulative(rate, n)[successes]) if successes < n else 1.0
+    return low, high
 
 
-def level_of_best(best_of: int) -> float:
-    """Returns the z of Šidák's level for the lower end of the interval of the best of ``best_of``."""
-    return Z95 if best_of == 1 else NormalDist().inv_cdf((1 - HALF) ** (1 / best_of))
+def tail_of_best(best_of: int) -> float:
+    """Returns how often the lower end of one evaluation may miss, so that of ``best_of`` any does in 2.5 %."""
+    return -math.expm1(math.log1p(-HALF) / best_of)
 
 
 def sidak(p_value: float, tests: int) -> float:
@@ -70,6 +76,14 @@ def sidak(p_value: float, tests: int) -> float:
     0.0975
     """
     return p_value if p_value >= 1 else -math.expm1(tests * math.log1p(-p_value))
+
+
+def proportions(first: int, first_n: int, second: int, second_n: int) -> float:
+    """Computes the two-sided p-value of the test of two proportions with a common variance (Pearson's chi-squared), for
+    episodes that are too many for Fisher's exact test."""
+    common = (first + second) / (first_n + second_n)
+    spread = math.sqrt(common * (1 - common) * (1 / first_n + 1 / second_n))
+    return 1.0 if spread == 0 else math.erfc(abs(second / second_n - first / first_n) / spread / math.sqrt(2))
 
 
 def difference(
@@ -100,22 +114,33 @@ class Mean(NamedTuple):
     p_value: float | None  # two-sided, that the difference is 0; None of a single mean
 
 
-def over_seeds(rates: Sequence[float]) -> Mean | None:
+def over_seeds(rates: Sequence[float], least: float = 0.0) -> Mean | None:
     """Computes the mean of the success rates of several trainings, with Student's interval: it says where the mean of
-    many more trainings lies. None of a single training."""
+    many more trainings lies. None of a single training.
+
+    Args:
+        least: the variance of a rate is taken as this at least, e.g. that of its episodes: a few trainings that happen
+            to be equal do not say that there is none.
+    """
     if len(rates) < 2:
         return None
-    half = t_quantile(len(rates) - 1) * stdev(rates) / math.sqrt(len(rates))
-    return Mean(fmean(rates), fmean(rates) - half, fmean(rates) + half, None)
+    half = t_quantile(len(rates) - 1) * math.sqrt(max(stdev(rates) ** 2, least) / len(rates))
+    return Mean(fmean(rates), max(0.0, fmean(rates) - half), min(1.0, fmean(rates) + half), None)
 
 
-def welch(first: Sequence[float], second: Sequence[float]) -> Mean | None:
+def welch(
+    first: Sequence[float], second: Sequence[float], least: tuple[float, float] = (0.0, 0.0)
+) -> Mean | None:  # fmt: skip
     """Computes the difference of the means of two systems' trainings, second − first, by Welch's test (1947, Biometrika
     34, 28-35), with the degrees of freedom rounded down. None where one has a single training; no p-value where no rate
-    varies."""
+    varies.
+
+    Args:
+        least: of each side, as in :func:`over_seeds`.
+    """
     if min(len(first), len(second)) < 2:
         return None
-    parts = [stdev(side) ** 2 / len(side) for side in (first, second)]
+    parts = [max(stdev(side) ** 2, floor) / len(side) for side, floor in zip((first, second), least, strict=True)]
     delta, spread = fmean(second) - fmean(first), math.sqrt(sum(parts))
     if spread < 1e-12:
         return Mean(delta, delta, delta, None)
@@ -125,6 +150,14 @@ def welch(first: Sequence[float], second: Sequence[float]) -> Mean | None:
     whole = max(1, math.floor(freedom + 1e-9))
     half = t_quantile(whole) * spread
     return Mean(delta, delta - half, delta + half, 2 * (1 - _t_below(abs(delta) / spread, whole)))
+
+
+def join(one: Mean, other: Mean) -> Mean:
+    """Returns the mean of ``one`` with the interval and the p-value that both allow: where they have other signs,
+    nothing is shown."""
+    known = [mean.p_value for mean in (one, other) if mean.p_value is not None]
+    p_value = 1.0 if one.mean * other.mean <= 0 else max(known, default=None)
+    return Mean(one.mean, min(one.low, other.low), max(one.high, other.high), p_value)
 
 
 def t_quantile(freedom: int) -> float:
@@ -148,19 +181,14 @@ def _t_below(t: float, freedom: int) -> float:
 # -- episodes --------------------------------------------------------------------------------------------------------
 
 
-def episodes_needed(first: float, second: float, comparisons: int = 1) -> int | None:
+def episodes_needed(first: float, second: float) -> int | None:
     """Computes how many episodes each of two systems needs, so that Fisher's exact test shows in four of five cases
     that their true success rates ``first`` and ``second`` differ (two-sided, 5 %): Casagrande, Pike & Smith (1978,
-    Biometrics 34, 483-486). None where they do not differ, or if ten million would not do.
-
-    Args:
-        comparisons: how many tests the smallest p-value is of (:func:`sidak`).
-    """
+    Biometrics 34, 483-486). None where they do not differ, or if ten million would not do."""
     delta, mean = abs(second - first), (first + second) / 2
     if delta < 1e-9:
         return None
-    z = Z95 if comparisons == 1 else NormalDist().inv_cdf((1 + (1 - 2 * HALF) ** (1 / comparisons)) / 2)
-    spread = z * math.sqrt(2 * mean * (1 - mean)) + Z80 * math.sqrt(first * (1 - first) + second * (1 - second))
+    spread = Z95 * math.sqrt(2 * mean * (1 - mean)) + Z80 * math.sqrt(first * (1 - first) + second * (1 - second))
     plain = (spread / delta) ** 2
     needed = math.ceil(plain / 4 * (1 + math.sqrt(1 + 4 / (plain * delta))) ** 2)
     return needed if needed <= MOST_STARTS else None

@@ -136,15 +136,16 @@ class Chart:
     lines: Sequence[Line]
 
 
-def groups(runs: Sequence[Run], beside: tuple[str, ...] = ()) -> list[Group]:
-    """Groups runs that differ in their seeds alone, in their order.
+def groups(runs: Sequence[Run], beside: tuple[str, ...] = (), apart: tuple[str, ...] = ()) -> list[Group]:
+    """Groups runs that differ in their seeds alone, in their order; each seed is once in a group.
 
     Args:
         beside: keys in which they may differ besides.
+        apart: keys in which they may not, although they change no number.
     """
     found: list[list[Run]] = []
     for run in runs:
-        same = next((group for group in found if _same(group[0], run, beside)), None)
+        same = next((group for group in found if all(_same(one, run, beside, apart) for one in group)), None)
         if same is None:
             found.append([run])
         else:
@@ -152,13 +153,17 @@ def groups(runs: Sequence[Run], beside: tuple[str, ...] = ()) -> list[Group]:
     return [Group(_label(group), group) for group in found]
 
 
-def _same(first: Run, second: Run, beside: tuple[str, ...]) -> bool:
+def _same(first: Run, second: Run, beside: tuple[str, ...], apart: tuple[str, ...]) -> bool:
+    return first.setting("runner.seed") != second.setting("runner.seed") and alike(first, second, beside, apart)
+
+
+def alike(first: Run, second: Run, beside: tuple[str, ...] = (), apart: tuple[str, ...] = ()) -> bool:
+    """Returns whether two runs have one configuration but for seeds and names; as :func:`groups` has it."""
     if first.config is None or second.config is None:
         return False
-    if first.setting("runner.seed") == second.setting("runner.seed"):
-        return False
     own = (*OF_ITS_OWN, *beside, *(SEEDED if all(_is_seeded(run) for run in (first, second)) else ()))
-    return all(key.startswith(own) for key, _, _ in differences(first.config, second.config))
+    changed = [key for key, _, _ in differences(first.config, second.config)]
+    return all(key.startswith(own) and not key.startswith(apart) for key in changed)
 
 
 def _is_seeded(run: Run) -> bool:

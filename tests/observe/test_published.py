@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from statistics import NormalDist
 
 import pytest
 
@@ -42,31 +41,34 @@ def test_what_the_best_is_worth_has_the_reported_number_as_its_best():
     assert published.worth(0, 50, 13) == 0
 
 
-def test_intervals_of_the_best_are_wilsons_with_sidaks_lower_level():
+def test_intervals_of_the_best_are_exact_with_sidaks_lower_level():
     assert published.corrected(41, 50, 1) == statistics.wilson(41, 50)
-    assert published.level_of_best(1) == statistics.Z95
+    assert published.tail_of_best(1) == pytest.approx(published.HALF)
     stats = pytest.importorskip("scipy.stats")
-    z = stats.norm.ppf(0.975 ** (1 / 13))
-    assert published.level_of_best(13) == pytest.approx(z)
-    low, high = published.corrected(41, 50, 13)
-    assert (low, high) == (pytest.approx(statistics.wilson(41, 50, z)[0]), statistics.wilson(41, 50)[1])
+    ends = stats.beta.ppf(1 - 0.975 ** (1 / 13), 41, 10), stats.beta.ppf(0.975, 42, 9)
+    assert published.corrected(41, 50, 13) == pytest.approx(ends)
+    assert (published.corrected(0, 50, 13)[0], published.corrected(50, 50, 13)[1]) == (0, 1)
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.21, 0.5, 0.9, 0.98])
+def test_the_lower_end_of_the_best_of_thirteen_misses_in_a_fortieth_at_most(rate):
+    """Of 13 equal checkpoints: the chance of a best whose lower end is above their rate. Wilson's had 6.4 % at 0.21."""
+    missing = [k for k in range(51) if published.corrected(k, 50, 13)[0] > rate]
+    assert not missing or published.chance_of_best(missing[0], rate, 50, 13) <= published.HALF
 
 
 @pytest.mark.parametrize("rates", [(0.6,) * 4, (0.8, 0.5, 0.5, 0.2), (0.7, 0.65, 0.6, 0.55)])
 def test_the_chosen_ones_interval_holds_whatever_the_true_rates_are(rates):
-    """All outcomes of four evaluations of 12 episodes: how often the interval misses the rate of the chosen one. The
-    ends are those of the exact tails, as the claim of the module has them; Wilson's are close to these."""
+    """All outcomes of four evaluations of 12 episodes: how often the interval misses the rate of the chosen one."""
     n, half, best_of = 12, published.HALF, len(rates)
     ways = [[math.comb(n, k) * rate**k * (1 - rate) ** (n - k) for k in range(n + 1)] for rate in rates]
-    tail = NormalDist().cdf(-published.level_of_best(best_of))
-    above = [[math.fsum(own[k:]) for k in range(n + 1)] for own in ways]
-    below = [[math.fsum(own[: k + 1]) for k in range(n + 1)] for own in ways]
+    ends = [published.corrected(k, n, best_of) for k in range(n + 1)]
     too_high = too_low = 0.0
     for counts in itertools.product(range(n + 1), repeat=best_of):
         place = max(range(best_of), key=counts.__getitem__)
         chance = math.prod(own[k] for own, k in zip(ways, counts, strict=True))
-        too_high += chance * (above[place][counts[place]] <= tail)
-        too_low += chance * (below[place][counts[place]] <= half)
+        too_high += chance * (ends[counts[place]][0] > rates[place])
+        too_low += chance * (ends[counts[place]][1] < rates[place])
     assert too_high <= half
     assert too_low <= half
 
@@ -123,8 +125,20 @@ def test_so_many_episodes_are_seen_by_fishers_test_four_times_of_five(first, sec
     assert 0.78 < power < 0.85
 
 
-def test_more_comparisons_need_more_episodes():
+def test_equal_rates_are_never_shown_to_differ():
     assert published.episodes_needed(0.6, 0.6) is None
     assert published.episodes_needed(0.6, 0.60001) is None
-    one, many = (published.episodes_needed(0.6, 0.82, count) for count in (1, 13))
-    assert (one, many) == (75, 126)
+
+
+def test_trainings_that_happen_to_be_equal_vary_as_their_episodes_do():
+    assert published.over_seeds([0.6, 0.6], 0.0001).low == pytest.approx(0.6 - 12.7062 * 0.01 / math.sqrt(2), abs=1e-5)
+    floored = published.welch([0.6, 0.6], [0.8, 0.8], (0.0001, 0.0001))
+    assert (floored.low, floored.high) == pytest.approx((0.2 - 4.30265 * 0.01, 0.2 + 4.30265 * 0.01), abs=1e-5)
+    assert floored.p_value is not None
+
+
+def test_many_episodes_are_tested_as_two_proportions_by_scipys_chi_squared():
+    stats = pytest.importorskip("scipy.stats")
+    theirs = stats.chi2_contingency([[5000, 15001], [5100, 14901]], correction=False)
+    assert published.proportions(5000, 20001, 5100, 20001) == pytest.approx(theirs.pvalue)
+    assert published.proportions(0, 5, 0, 5) == 1

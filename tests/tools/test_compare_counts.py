@@ -34,7 +34,7 @@ def test_the_best_of_thirteen(capsys):
     assert pair["chance"] == pytest.approx(published.chance_of_best(41, 0.6, 50, 13))
     assert pair["needed"] == {
         "reported": published.episodes_needed(0.6, 0.82),
-        "left": published.episodes_needed(0.6, second["worth"], 13),
+        "left": published.episodes_needed(0.6, second["worth"]),
     }
     assert pair["differ"] is False, "as reported they differ (p = 0.03), and 13 looks explain that"
     (plain,) = _json(capsys, "--counts", "30/50", "41/50")["comparisons"]
@@ -44,12 +44,12 @@ def test_the_best_of_thirteen(capsys):
 def test_what_a_person_is_told(capsys):
     assert compare.main(["--counts", "30/50", "41/50", "--best-of", "13"]) == 0
     said = capsys.readouterr().out
-    assert "B  41/50 (82.0%)  69.2% to 90.2%  13       71.8%  62.2% to 90.2%" in said
+    assert "B  41/50 (82.0%)  69.2% to 90.2%  13       71.8%  62.1% to 91.4%" in said
     assert "as reported: +22.0% (+4.2% to +38.1%); Fisher's exact test: p = 0.0266" in said
     assert "the best is expected at 71.4%, and at 41/50 or above with probability 0.0098" in said
-    assert "corrected for the choice (Šidák): +11.8% is left, interval -1.4% to +38.1%; p = 0.2957" in said
+    assert "corrected for the choice (Šidák): +11.8% is left, interval -1.5% to +38.7%; p = 0.2957" in said
     assert "these numbers do not tell A and B apart" in said
-    assert "75 for a true difference of +22.0%; 467 for +11.8%, if the best is taken again" in said
+    assert "75 for a true difference of +22.0%; 271 for +11.8%, if both are evaluated anew, without a choice" in said
 
 
 def test_one_number_alone_has_its_worth(capsys):
@@ -62,7 +62,8 @@ def test_trainings_of_a_system_have_an_interval_of_their_own(capsys):
     found = _json(capsys, "--counts", "30/50,28/50,32/50", "41/50,38/50,44/50")
     first, (pair,) = found["systems"][0], found["comparisons"]
     assert first["over_trainings"]["mean"] == pytest.approx(0.6)
-    assert first["over_trainings"]["low"] == pytest.approx(0.6 - 4.3027 * 0.04 / 3**0.5, abs=1e-5)
+    spread = (91 / 152 * 61 / 152 / 50) ** 0.5  # that of the episodes, above the 0.04 of the trainings
+    assert first["over_trainings"]["low"] == pytest.approx(0.6 - 4.3027 * spread / 3**0.5, abs=1e-5)
     assert pair["seeds"]["mean"] == pytest.approx(0.22)
     assert pair["p_value"] == pytest.approx(statistics.fisher(90, 150, 123, 150))
     assert pair["differ"] is True
@@ -88,6 +89,50 @@ def test_a_number_for_each_system_and_holm_over_pairs(capsys):
     assert [one["adjusted"] for one in found["comparisons"]] == pytest.approx(statistics.holm(p_values))
     assert compare.main(["--counts", "30/100", "35/100", "60/100"]) == 0
     assert "3 pairs were tested" in capsys.readouterr().out
+
+
+TEN = ",".join(["30/50"] * 10), ",".join(["31/50"] * 10)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("30/50,30/50,31/50", "33/50,33/50,34/50", "--best-of", "13"),
+        (*TEN, "--best-of", "13"),
+        ("30/50,30/50", "31/50,31/50", "--best-of", "2"),
+        ("30/50,30/50", "31/50,31/50"),
+        ("40/50,40/50", "45/50", "--best-of", "2"),
+    ],
+    ids=["corrected is less", "and over trainings so", "no variance", "no choice", "no p"],
+)
+def test_what_is_no_verdict(capsys, arguments):
+    """In the first two B is reported as better and worth less, so the sign hangs on how much of the best is luck."""
+    (pair,) = _json(capsys, "--counts", *arguments)["comparisons"]
+    assert pair["differ"] is False
+
+
+def test_many_episodes_have_a_p_too(capsys):
+    (pair,) = _json(capsys, "--counts", "5000/20001", "5500/20001")["comparisons"]
+    assert (pair["p_value"], pair["differ"]) == (None, True)
+    assert pair["adjusted"] == published.proportions(5000, 20001, 5500, 20001)
+
+
+def test_the_sign_of_a_verdict_is_that_of_the_corrected_difference(capsys):
+    arguments = ["--counts", ",".join(["48/50"] * 4), ",".join(["20/50"] * 4), "--best-of", "3"]
+    assert compare.main(arguments) == 0
+    assert "B succeeds less often than A" in capsys.readouterr().out
+
+
+def test_holm_is_over_the_p_that_verdicts_use(capsys):
+    """Trainings with a best of their own: A and B differ alone, and not as one of three pairs."""
+    one, other, third = ("25/50,25/50,25/50", "38/50,38/50,38/50", "27/50,27/50,27/50")
+    (alone,) = _json(capsys, "--counts", one, other, "--best-of", "3", "3")["comparisons"]
+    assert alone["adjusted"] == alone["seeds"]["p_value"]
+    found = _json(capsys, "--counts", one, other, third, "--best-of", "3", "3", "3")["comparisons"]
+    assert [pair["adjusted"] for pair in found] == statistics.holm([pair["seeds"]["p_value"] for pair in found])
+    assert (alone["differ"], found[0]["differ"]) == (True, False)
+    assert compare.main(["--counts", one, other, third, "--best-of", "3", "3", "3"]) == 0
+    assert "for all pairs (Holm): p = " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -175,6 +220,14 @@ def test_the_last_a_worse_and_the_only_one_are_not(write, capsys, rates):
     _training(rates)
     assert compare.main([other, one]) == 0
     assert "warning" not in capsys.readouterr().out
+
+
+def test_rows_with_numbers_of_no_iteration_are_passed_over(write, capsys):
+    other, one = write("other", below(20)), _at(write("training", below(30)), 20)
+    _training({10: 0.6, 20: 0.75, 30: 0.7})
+    with Path("runs/training/metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write(f'\n{{"step": Infinity, "eval/success_rate": 1}}\n{{"step": 40, "eval/success_rate": 1{"0" * 400}}}')
+    assert _json(capsys, other, one)["comparisons"][0]["second"]["chosen"]["evaluations"] == 3
 
 
 def test_without_metrics_the_files_say_it(write, capsys):

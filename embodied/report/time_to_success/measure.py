@@ -7,23 +7,24 @@ training learnt from, so an iteration that an interruption has repeated counts o
 
 from __future__ import annotations
 
-import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from embodied.errors import EmbodiedError, EvaluationError
 from embodied.evaluation.compare import rates
-from embodied.evaluation.comparison_text import protocol_of
 from embodied.evaluation.results import WrittenEvaluation
 from embodied.lib.files import UNREADABLE, read_json
-from embodied.lib.weights_folder import META_FILE, identity
+from embodied.lib.weights_folder import META_FILE
 from embodied.report.reading import Run
-from embodied.report.series import groups
+from embodied.report.series import alike, groups
+from embodied.report.time_to_success.evaluations import Measured, attach, choose, conditions
 from embodied.report.time_to_success.rows import (
+    HIDDEN,
     Evaluation,
     PolicyRow,
     Protocol,
@@ -33,20 +34,10 @@ from embodied.report.time_to_success.rows import (
     until,
 )
 from embodied.run.folder.costs import FILE as COSTS
+from embodied.run.folder.launches import count
 
-MADE = (
-    "give the training evaluations (runner.val_check_interval=N), or evaluate its checkpoints with embodied eval and "
-)
-MADE += "name that folder too: embodied report --time-to-success RUN EVAL"
-
-
-@dataclass
-class Measured:
-    """A training with its evaluations, by iteration."""
-
-    run: Run
-    evaluations: dict[int, WrittenEvaluation]
-    costs: Mapping[str, Any]  # content of costs.json; empty if an older version made the run
+BESIDE, APART = ("env.eval",), ("runner.max_epochs",)
+"""Evaluations are told apart by their protocols. A shorter training has had less time to succeed."""
 
 
 def rows_of(runs: Sequence[Run], protocol: str | None = None) -> list[Row]:
@@ -56,23 +47,41 @@ def rows_of(runs: Sequence[Run], protocol: str | None = None) -> list[Row]:
         protocol: name or hash of the one whose evaluations count; None = there is only one in each training.
 
     Raises:
-        EvaluationError: a training has no evaluation, or several protocols; or an evaluation is of no training named.
+        EvaluationError: a training has no evaluation, several protocols, or two evaluations at once; or is there twice;
+            or an evaluation is of no training named.
     """
     trainings = [run for run in runs if not _is_evaluation(run)]
-    measured = {id(run): Measured(run, dict(run.evaluations), _costs(run.folder)) for run in trainings}
+    measured = {id(run): Measured(run, [*run.evaluations.items()], _costs(run.folder)) for run in trainings}
     for run in runs:
         if _is_evaluation(run):
-            _attach(run, [*measured.values()])
+            attach(run, [*measured.values()])
     for one in measured.values():
-        _choose(one, protocol)
+        choose(one, protocol)
+    for first, second in combinations(measured.values(), 2):
+        _refuse_twice(first, second)
     found = []
-    for group in groups(trainings, beside=("env.eval",)):  # evaluations are told apart by their protocols
+    for group in groups(trainings, BESIDE, APART):
         same: dict[str, list[Measured]] = {}
         for run in group.runs:
             one = measured[id(run)]
-            same.setdefault(_conditions(next(iter(one.evaluations.values()))), []).append(one)
+            same.setdefault(conditions(one.made_under), []).append(one)
         found += [_row(own) for own in same.values()]
     return found
+
+
+def _refuse_twice(first: Measured, second: Measured) -> None:
+    seed, same = first.run.setting("runner.seed"), [conditions(one.made_under) for one in (first, second)]
+    if seed != second.run.setting("runner.seed") or same[0] != same[1]:
+        return
+    if alike(first.run, second.run, BESIDE, APART):
+        raise EvaluationError(
+            f"{first.run.name} and {second.run.name} are trainings of one configuration with one seed, {seed}",
+            f"leave one of them out, or train again with another seed (runner.seed={_next(seed)}) and name that run",
+        )
+
+
+def _next(seed: Any) -> int:
+    return seed + 1 if isinstance(seed, int) else 1
 
 
 def _is_evaluation(run: Run) -> bool:
@@ -82,78 +91,10 @@ def _is_evaluation(run: Run) -> bool:
 def _costs(folder: Path) -> Mapping[str, Any]:
     with suppress(OSError, EmbodiedError):
         found = read_json(folder / COSTS)
-        if isinstance(found.get("launches"), dict) and isinstance(found.get("policy"), dict):
+        launches = found.get("launches")
+        if isinstance(launches, dict) and isinstance(found.get("policy"), dict) and all(map(str.isdecimal, launches)):
             return found
     return {}
-
-
-# -- evaluations -----------------------------------------------------------------------------------------------------
-
-
-def _attach(run: Run, trainings: Sequence[Measured]) -> None:
-    """Adds an evaluation of a checkpoint to the training that has this checkpoint."""
-    for evaluation in run.evaluations.values():
-        of: dict[str, Any] = {}
-        with suppress(OSError, *UNREADABLE):
-            of = json.loads(evaluation.file.read_text(encoding="utf-8")).get("checkpoint") or {}
-        owners = [one for one in trainings if (place := _place(of, one.run)) is not None]
-        if not owners:
-            raise EvaluationError(
-                f"{run.name} evaluates {of.get('path') or 'no checkpoint'}, no checkpoint of the trainings named",
-                "name the training's folder too: embodied report --time-to-success RUN EVAL",
-            )
-        place = _place(of, owners[0].run)
-        assert place is not None
-        owners[0].evaluations[place] = evaluation
-
-
-def _place(of: Mapping[str, Any], run: Run) -> int | None:
-    """Returns the iterations after which a run saved the checkpoint that an evaluation names; None if it has not."""
-    for folder in sorted((run.folder / "checkpoints").glob("*")):
-        if not folder.name.isdecimal():
-            continue
-        with suppress(OSError, EmbodiedError, *UNREADABLE):
-            own = identity(read_json(folder / META_FILE))
-            if own is not None and own == of.get("identity"):
-                return int(folder.name)
-    return None
-
-
-def _conditions(evaluation: WrittenEvaluation) -> str:
-    """Returns the protocol of an evaluation as a text that is the same for all seeds of a run."""
-    keys = {key: value for key, value in evaluation.protocol.get("keys", {}).items() if key != "seed"}
-    return json.dumps([evaluation.protocol.get("name"), keys], sort_keys=True, default=str)
-
-
-def _choose(one: Measured, protocol: str | None) -> None:
-    """Keeps the evaluations of one protocol."""
-    name = one.run.name
-    if not one.evaluations:
-        raise EvaluationError(f"{name} has no evaluation, so nothing says when it succeeded", MADE)
-    several: dict[str, list[int]] = {}
-    for iteration, evaluation in sorted(one.evaluations.items()):
-        if protocol in (None, evaluation.protocol.get("name"), evaluation.protocol.get("hash")):
-            several.setdefault(_conditions(evaluation), []).append(iteration)
-    there = "; ".join(
-        f"{protocol_of(one.evaluations[own[0]])} after {', '.join(map(str, own))} iterations"
-        for own in (several or _by_protocol(one)).values()
-    )
-    if not several:
-        raise EvaluationError(f"{name} has no evaluation of protocol {protocol}; it has: {there}", "name one of these")
-    if len(several) > 1:
-        example = one.evaluations[max(one.evaluations)].protocol.get("hash")
-        raise EvaluationError(
-            f"{name} was evaluated under several protocols, whose times say different things: {there}",
-            f"choose one by name or hash, e.g. --protocol {example}",
-        )
-    one.evaluations = {iteration: one.evaluations[iteration] for iteration in next(iter(several.values()))}
-
-
-def _by_protocol(one: Measured) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for iteration, evaluation in sorted(one.evaluations.items()):
-        found.setdefault(_conditions(evaluation), []).append(iteration)
-    return found
 
 
 # -- costs -----------------------------------------------------------------------------------------------------------
@@ -164,6 +105,7 @@ def _training(one: Measured) -> Training:
     seed = one.run.setting("runner.seed")
     return Training(
         seed=seed if isinstance(seed, int) else 0, launches=launches, wall_is_least=not _is_whole(one),
+        seen=max([one.run.iterations, *one.evaluations]) if one.run.state else None,
         evaluations=[_evaluation(one, iteration, found) for iteration, found in sorted(one.evaluations.items())],
     )  # fmt: skip
 
@@ -172,8 +114,9 @@ def _is_whole(one: Measured) -> bool:
     """Returns whether the seconds of a run count all of its launches, but for what its last one did at its end."""
     if not any("time/run_s" in row for row in one.run.metrics.values()):
         return False
-    *earlier, _ = sorted(one.costs.get("launches", {}).items(), key=lambda item: int(item[0])) or [None]
-    return all(isinstance(row, Mapping) and row.get("whole") is True for _, row in earlier)
+    rows = {int(number): row for number, row in one.costs.get("launches", {}).items()}
+    last = max([count(one.run.folder), *rows])
+    return all(isinstance(row := rows.get(at), Mapping) and row.get("whole") is True for at in range(1, last))
 
 
 def _evaluation(one: Measured, iteration: int, found: WrittenEvaluation) -> Evaluation:
@@ -182,7 +125,7 @@ def _evaluation(one: Measured, iteration: int, found: WrittenEvaluation) -> Eval
     return Evaluation(
         iteration=iteration, successes=rate.successes, episodes=rate.episodes, starts=rate.starts,
         rate=rate.rate, low=rate.low, high=rate.high,
-        wall_s=_rounded(row.get("time/run_s", _of_iterations(one.run, iteration))),
+        wall_s=_rounded(_wall(one.run, iteration)),
         cpu_s=_rounded(row.get("time/run_cpu_s")), env_steps=steps, training_episodes=episodes,
     )  # fmt: skip
 
@@ -191,11 +134,15 @@ def _rounded(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds, 1)
 
 
-def _of_iterations(run: Run, iteration: int) -> float | None:
-    """Sums the wall time of a run's iterations, as older versions have recorded it; None if that of one is missing."""
-    seconds = [run.metrics.get(step, {}).get("time/iteration_s") for step in range(1, iteration + 1)]
-    known = [one for one in seconds if one is not None]
-    return sum(known) if known and len(known) == len(seconds) else None
+def _wall(run: Run, iteration: int) -> float | None:
+    """Returns the seconds of all launches up to an iteration: as the run has summed them, and from there on, where a
+    launch has left nothing, by its iterations. None if the time of one is missing."""
+    summed = [step for step, row in run.metrics.items() if step <= iteration and "time/run_s" in row]
+    last = max(summed, default=0)
+    seconds = [run.metrics[last]["time/run_s"]] if summed else []
+    more = [run.metrics.get(step, {}).get("time/iteration_s") for step in range(last + 1, iteration + 1)]
+    seconds += [one for one in more if one is not None]
+    return sum(seconds) if seconds and None not in more else None
 
 
 def _collected(run: Run, iteration: int) -> tuple[int | None, int | None]:
@@ -218,21 +165,30 @@ def _collected(run: Run, iteration: int) -> tuple[int | None, int | None]:
 
 def _row(own: Sequence[Measured]) -> Row:
     first = own[0]
-    evaluation = next(iter(first.evaluations.values()))
+    evaluation = first.made_under
     trainings = sorted((_training(one) for one in own), key=lambda training: training.seed)
     hashes = dict.fromkeys(
         str(found.protocol["hash"]) for one in own for found in one.evaluations.values() if found.protocol
     )
     starts = [start for one in own for start in one.run.starts]
     return Row(
-        name=", ".join(one.run.folder.absolute().name for one in own),
-        task=Task(env=_env(first.run), instructions=[*evaluation.tasks.values()]),
-        protocol=Protocol(name=evaluation.protocol.get("name"), hashes=[*hashes]),
-        policy=_policy(first), algorithm=_algorithm(first.run), hardware=_hardware(own),
-        software=", ".join(dict.fromkeys(_software(start) for start in starts)) or "not known",
+        name=_line(", ".join(one.run.folder.absolute().name for one in own)),
+        task=Task(env=_line(_env(first.run)), instructions=[_line(text) for text in evaluation.tasks.values()]),
+        protocol=Protocol(name=_known(evaluation.protocol.get("name")), hashes=[_line(one) for one in hashes]),
+        policy=_policy(first), algorithm=_line(_algorithm(first.run)), hardware=_known(_hardware(own)),
+        software=_line(", ".join(dict.fromkeys(_software(start) for start in starts))),
         date=max((str(start.get("last", ""))[:10] for start in starts), default="") or "0000-00-00",
         trainings=trainings, until=until(trainings),
     )  # fmt: skip
+
+
+def _line(text: str) -> str:
+    """Returns a text as a row may have it: one line, not empty."""
+    return " ".join(re.sub(f"[{HIDDEN}]", " ", text).split()) or "not known"
+
+
+def _known(text: Any) -> str | None:
+    return None if text is None else _line(str(text))
 
 
 def _env(run: Run) -> str:
@@ -247,8 +203,8 @@ def _policy(one: Measured) -> PolicyRow:
     lora = f"LoRA {model.get('lora_rank')}" if model.get("is_lora") else ""
     sizes = [known.get(name) for name in ("parameters", "trained")]
     return PolicyRow(
-        name=" ".join(filter(None, [family, str(model.get("layout") or ""), lora])), parameters=sizes[0],
-        trained=_trained(one.run) if sizes[1] is None else sizes[1], begins_from=_begins_from(one.run),
+        name=_line(" ".join([family, str(model.get("layout") or ""), lora])), parameters=sizes[0],
+        trained=_trained(one.run) if sizes[1] is None else sizes[1], begins_from=_line(_begins_from(one.run)),
     )  # fmt: skip
 
 

@@ -24,9 +24,14 @@ MENDED = (
     "embodied/report/time_to_success/schema.json says what each field is"
 )
 
+HIDDEN = r"\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069"
+"""Characters that end a line, move a terminal's cursor, or turn the direction of what follows."""
+
 Share = Annotated[float, Field(ge=0, le=1)]
-Count = Annotated[int, Field(ge=0)]
-Text = Annotated[str, Field(min_length=1)]
+Count = Annotated[int, Field(ge=0, le=10**15)]
+Positive = Annotated[int, Field(ge=1, le=10**15)]
+Seconds = Annotated[float, Field(ge=0, le=1e12)]
+Text = Annotated[str, Field(min_length=1, pattern=f"^[^{HIDDEN}]*$")]
 
 
 class Part(BaseModel):
@@ -40,13 +45,13 @@ class Evaluation(Part):
 
     iteration: Count = Field(description="Iterations of the training before it.")
     successes: Count
-    episodes: int = Field(ge=1, description="Episodes of the evaluation.")
-    starts: int = Field(ge=1, description="Different starts among them; episodes of one start count as one.")
+    episodes: Positive = Field(description="Episodes of the evaluation.")
+    starts: Positive = Field(description="Different starts among them; episodes of one start count as one.")
     rate: Share = Field(description="Mean success over starts.")
     low: Share = Field(description="Lower end of Wilson's 95 % interval of rate on starts.")
     high: Share
-    wall_s: float | None = Field(ge=0, description="Wall clock of all launches, evaluations included.")
-    cpu_s: float | None = Field(ge=0, description="CPU seconds of all processes, simulators included.")
+    wall_s: Seconds | None = Field(description="Wall clock of all launches, evaluations included.")
+    cpu_s: Seconds | None = Field(description="CPU seconds of all processes, simulators included.")
     env_steps: Count | None = Field(description="Control steps of the training's episodes.")
     training_episodes: Count | None
 
@@ -54,10 +59,14 @@ class Evaluation(Part):
 class Training(Part):
     """A training with one seed."""
 
-    seed: int
-    launches: int | None = Field(ge=1, description="How often it was started, resumed runs included.")
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)]
+    launches: Positive | None = Field(description="How often it was started, resumed runs included.")
     wall_is_least: bool = Field(
         description="Wall clock and CPU seconds lack a part, e.g. of a launch that was killed, or start-up."
+    )
+    seen: Count | None = Field(
+        default=None,
+        description="Iterations that were seen of a training that still runs, or stopped early; null = it ended.",
     )
     evaluations: list[Evaluation] = Field(min_length=1, description="In the order of their iterations.")
 
@@ -72,16 +81,16 @@ class Task(Part):
 class Protocol(Part):
     """The conditions of the evaluations."""
 
-    name: str | None
-    hashes: list[str] = Field(description="Of each training; they differ by the seed. Empty = not recorded.")
+    name: Text | None
+    hashes: list[Text] = Field(description="Of each training; they differ by the seed. Empty = not recorded.")
 
 
 class PolicyRow(Part):
     """The policy and its numbers of parameters; null = not known."""
 
     name: Text
-    parameters: int | None = Field(ge=1)
-    trained: int | None = Field(ge=0)
+    parameters: Positive | None
+    trained: Count | None
     begins_from: Text = Field(description="The weights that the training began with.")
 
 
@@ -111,9 +120,9 @@ class Row(Part):
     protocol: Protocol
     policy: PolicyRow
     algorithm: Text
-    hardware: str | None = Field(description="null = not known.")
+    hardware: Text | None = Field(description="null = not known.")
     software: Text
-    date: str = Field(pattern=r"^\d{4}-\d\d-\d\d$")
+    date: str = Field(pattern="^[0-9]{4}-[0-9]{2}-[0-9]{2}$")
     trainings: list[Training] = Field(min_length=1)
     until: dict[Literal["50", "70", "85"], Until] = Field(description="By level in per cent; follows from trainings.")
 
@@ -196,7 +205,13 @@ def _refused(file: Path, faults: Sequence[str]) -> ConfigError:
 
 
 def _place(parts: Sequence[int | str]) -> str:
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".") or "the file"
+    return "".join(_shown(part) for part in parts).lstrip(".") or "the file"
+
+
+def _shown(part: int | str) -> str:
+    if isinstance(part, int):
+        return f"[{part}]"
+    return f".{part if part.isprintable() else ascii(part)}"
 
 
 def _faults(row: Row) -> Iterator[str]:
@@ -204,6 +219,8 @@ def _faults(row: Row) -> Iterator[str]:
     if len(set(seeds)) < len(seeds):
         yield f".trainings: seeds are {seeds}, and each may be there once"
     for number, training in enumerate(row.trainings):
+        if training.seen is not None and training.seen < training.evaluations[-1].iteration:
+            yield f".trainings[{number}].seen is {training.seen}, and an evaluation came later"
         for place, one in enumerate(training.evaluations):
             before = training.evaluations[place - 1] if place else None
             yield from (f".trainings[{number}].evaluations[{place}]{fault}" for fault in _of_evaluation(one, before))
@@ -221,8 +238,15 @@ def _of_evaluation(one: Evaluation, before: Evaluation | None) -> Iterator[str]:
     if one.successes > one.episodes or one.starts > one.episodes:
         yield f": {one.successes} successes on {one.starts} starts in {one.episodes} episodes"
         return
-    if one.starts == one.episodes and abs(one.rate - one.successes / one.episodes) > CLOSE:
-        yield f".rate is {one.rate}, and {one.successes}/{one.episodes} is {one.successes / one.episodes:.4f}"
+    most = _most(one.successes, one.episodes, one.starts)
+    least = 1 - _most(one.episodes - one.successes, one.episodes, one.starts)
+    if one.starts == one.episodes and abs(one.rate - most) > CLOSE:
+        yield f".rate is {one.rate}, and {one.successes}/{one.episodes} is {most:.4f}"
+    elif not least - CLOSE <= one.rate <= most + CLOSE:
+        yield (
+            f".rate is {one.rate}, and {one.successes} successes in {one.episodes} episodes of {one.starts} starts "
+            f"make {least:.4f} to {most:.4f}"
+        )
     low, high = wilson(min(one.rate * one.starts, one.starts), one.starts)
     if abs(low - one.low) > CLOSE or abs(high - one.high) > CLOSE:
         yield (
@@ -237,6 +261,12 @@ def _of_evaluation(one: Evaluation, before: Evaluation | None) -> Iterator[str]:
         earlier, later = getattr(before, name), getattr(one, name)
         if earlier is not None and later is not None and later < earlier:
             yield f".{name} is {later}, and that of the evaluation before is {earlier}"
+
+
+def _most(successes: int, episodes: int, starts: int) -> float:
+    """Returns the largest mean over starts: all starts but one have one episode, and successes are on these first."""
+    alone = min(successes, starts - 1)
+    return (alone + (successes - alone) / (episodes - starts + 1)) / starts
 
 
 def _equal(one: Any, other: Any) -> bool:

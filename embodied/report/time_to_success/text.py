@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from embodied.report.time_to_success.rows import Row, Spread, Training
+from embodied.report.time_to_success.rows import Row, Spread, Training, first_passing
 
 HEAD = (
     "run",
@@ -35,8 +35,12 @@ def _facts(row: Row) -> list[str]:
         row.name, f"{row.task.env}: {tasks[0] if len(tasks) == 1 else f'{len(tasks)} tasks'}",
         row.protocol.name or (", ".join(row.protocol.hashes) or "not recorded"),
         f"{row.policy.name}, {sizes[0]} of {sizes[1]}", row.algorithm, row.policy.begins_from,
-        row.hardware or UNKNOWN, ", ".join(str(training.seed) for training in row.trainings), _evaluated(row.trainings),
+        row.hardware or UNKNOWN, ", ".join(map(_seed, row.trainings)), _evaluated(row.trainings),
     ]  # fmt: skip
+
+
+def _seed(training: Training) -> str:
+    return f"{training.seed}" + ("" if training.seen is None else f" (seen until iteration {training.seen} only)")
 
 
 def _evaluated(trainings: Sequence[Training]) -> str:
@@ -53,11 +57,13 @@ def times(rows: Sequence[Row]) -> list[list[str]]:
 
 def _times(row: Row, level: int) -> list[str]:
     found, count = next(own for name, own in row.until.items() if int(name) == level), len(row.trainings)
+    early = sum(training.seen is not None and first_passing(training, level) is None for training in row.trainings)
+    more = f", {early} of them not trained to the end" if early else ""
     if not found.reached:
-        return [row.name, f"{level} %", f"not reached: {_most(row.trainings)}", "", "", "", ""]
+        return [row.name, f"{level} %", f"not reached: {_most(row.trainings)}{more}", "", "", "", ""]
     least = "≥ " if any(training.wall_is_least for training in row.trainings) else ""
     return [
-        row.name, f"{level} %", f"{found.reached} of {count}",
+        row.name, f"{level} %", f"{found.reached} of {count}{more}",
         _cell(found.wall_s, _minutes, least), _cell(found.cpu_s, _minutes, least),
         _cell(found.env_steps, _whole), _cell(found.training_episodes, _whole),
     ]  # fmt: skip
