@@ -70,9 +70,10 @@ class LiberoEnv:
     predicates satisfied, the maximum over the others, and p the mean of 1 − tanh(5·d) over the distances d (m)
     gripper → object and, where the predicate names a target, object → target.
 
-    Progress features, float32 [69]: gripper position (m), two rows of its rotation matrix, both fingers (m); position
+    Progress features, float32 [73]: gripper position (m), two rows of its rotation matrix, both fingers (m); position
     and two rows of the matrix of each object and region that the goal names, up to six; 1 for each of up to four goal
-    predicates that the last control step has satisfied. Poses are those that the observation shows.
+    predicates that the last control step has satisfied; positions (rad or m) of up to four joints of what the goal
+    names: a drawer, a door, a knob. Poses are those that the observation shows.
 
     libero_object, libero_spatial, and six tasks each of libero_goal and libero_10 have a scripted ``expert()``
     (:mod:`embodied.envs.libero.experts`).

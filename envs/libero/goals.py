@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-PLACES, GOALS = 6, 4
-"""Places and goal predicates of a task that progress features have room for. LIBERO's tasks name at most four and have
-at most three."""
-NUM_FEATURES = 11 + 9 * PLACES + GOALS
+PLACES, GOALS, JOINTS = 6, 4, 4
+"""Places, goal predicates and joints of a task that progress features have room for. LIBERO's tasks name at most four
+places and have at most three predicates, of which two are of a joint."""
+NUM_FEATURES = 11 + 9 * PLACES + GOALS + JOINTS
 
 
 class Goals:
@@ -30,6 +30,7 @@ class Goals:
         domain.check_contact = Contacts(domain)
         self.all: list[list[str]] = domain.parsed_problem["goal_state"]
         self._places = {name: place_of(domain, self._data, name) for goal in self.all for name in goal[1:]}
+        self._joints = joints_of(domain, self.all)[:JOINTS]
         self._gripper = self._data.site_xpos[domain.robots[0].eef_site_id]
         self.open: list[list[str]] | None = None  # goals not reached; None: not known since the state was set
 
@@ -69,6 +70,7 @@ class Goals:
         open_goals = self.all if self.open is None else self.open
         flags = [goal not in open_goals for goal in self.all[:GOALS]]
         found[11 + 9 * PLACES :][: len(flags)] = flags
+        found[11 + 9 * PLACES + GOALS :][: len(self._joints)] = data.qpos[self._joints]
         return found
 
     def _nearness(self, goal: list[str]) -> float:
@@ -94,6 +96,17 @@ def axes_of(domain: Any, data: Any, name: str) -> np.ndarray:
     if name in domain.object_sites_dict:
         return data.site_xmat[domain.sim.model.site_name2id(name)]
     return data.xmat[domain.obj_body_id[name]]
+
+
+def joints_of(domain: Any, goals: list[list[str]]) -> list[int]:
+    """Finds the doors, drawers and knobs of goals: where their positions stand in MuJoCo's ``qpos``. Those of goals
+    about one thing (open, close, turn on) come first."""
+    found: dict[int, None] = {}
+    for name in (name for goal in sorted(goals, key=len) for name in goal[1:]):
+        thing = domain.object_sites_dict.get(name) or domain.get_object(name)
+        places = [domain.sim.model.get_joint_qpos_addr(joint) for joint in thing.joints or ()]
+        found |= {int(place): None for place in places if not isinstance(place, tuple)}  # several: it moves freely
+    return [*found]
 
 
 class Contacts:

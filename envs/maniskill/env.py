@@ -17,16 +17,7 @@ import numpy as np
 
 from embodied.errors import ConfigError, SpecMismatchError
 from embodied.lib.host_memory import SimulatorMemory
-from embodied.types import (
-    ArraySpec,
-    ContinuousAction,
-    EnvSpec,
-    Obs,
-    SimulatorNeeds,
-    Start,
-    StepResult,
-    WorkerFacts,
-)
+from embodied.types import ArraySpec, ContinuousAction, EnvSpec, Obs, SimulatorNeeds, Start, StepResult, WorkerFacts
 
 from ..shared.arguments import check_name, check_range
 from ..shared.machine import versions_of
@@ -38,7 +29,7 @@ from .facts import TaskFacts, ask, check_task, facts_of
 from .host_memory import host_memory
 from .rendering import DEVICES, VulkanChoice, check_vulkan, draw_frame
 from .simulator import TaskSimulator, prepare_process
-from .state import NUM_FEATURES, read_features
+from .state import num_features, read_features
 
 PACKAGES = ("mani_skill", "sapien", "gymnasium", "numpy", "torch")  # distributions on whose versions numbers depend
 SEED_STREAM = 2**30
@@ -56,8 +47,9 @@ class ManiSkillEnv:
     position, gripper; pd_joint_delta_pos (8): joints, gripper; in [−1, 1], gripper −1 closes and +1 opens.
     Reward of a step: ManiSkill's ``normalized_dense`` reward (1 = best); success where the task has none.
 
-    Progress features, float32 [123]: position (m) and two rows of the rotation matrix of the hand, then of each body
-    that is not static, up to twelve; the robot's last two joints; up to four joints of other articulations.
+    Progress features, float32 [123]: position (m) and two rows of the rotation matrix of the hand, then of twelve
+    bodies that are not static; the robot's last two joints; four joints of other articulations. What a task lacks is
+    0; one with more has more numbers.
 
     Starts: ManiSkill's seed is ``Start.seed``, so each group trains on a scene of its own. With ``num_init_states=N``
     there are only N: the seed is ``init_state_id``, plus 2³⁰ in an evaluation. Seeds of evaluation begin at 2³⁰ and
@@ -139,9 +131,9 @@ class ManiSkillEnv:
         self._objects = tuple(objects or ())
         check_task(self._params)
         tasks = instructions(self._params.id, instruction, objects_file, self._objects)
-        self._facts = facts_of(self._params)
-        self._on_gpu = wants_gpu(sim_backend, self._facts.rebuilds)
-        self._spec = self._make_spec(self._facts, tasks)
+        self.facts = facts_of(self._params)
+        self._on_gpu = wants_gpu(sim_backend, self.facts.rebuilds)
+        self._spec = self._make_spec(self.facts, tasks)
         self._one = ManiSkillBatch(self, 1)
         if self._on_gpu:
             self._check_gpu()
@@ -150,7 +142,7 @@ class ManiSkillEnv:
             self.expert = self._expert
 
     def _check_gpu(self) -> None:
-        if self._facts.rebuilds:
+        if self.facts.rebuilds:
             raise ConfigError(
                 f"{self._params.id} builds another scene for each start, and the copies of a GPU simulation are built "
                 "once, together",
@@ -211,7 +203,7 @@ class ManiSkillEnv:
         found = ask(self._params)
         if self._make_spec(found, self._spec.tasks) != self._spec:
             raise SpecMismatchError(
-                f"{self._params.id} is {found}, expected {self._facts}",
+                f"{self._params.id} is {found}, expected {self.facts}",
                 "the installed mani_skill is another than the table in envs/maniskill/facts.py was made for: "
                 "pip install mani_skill==3.0.1",
             )
@@ -281,11 +273,11 @@ class ManiSkillEnv:
 
     @property
     def num_progress_features(self) -> int:
-        return NUM_FEATURES
+        return num_features(self.facts.bodies, self.facts.joints)
 
     def progress_features(self) -> np.ndarray:
         """Says where hand and objects are (:class:`embodied.protocols.HasProgressFeatures`)."""
-        return read_features(self._sim.env)[0]
+        return read_features(self._sim.env, self.facts.bodies, self.facts.joints)[0]
 
     def move_camera(self, name: str, translation: np.ndarray, rotation: np.ndarray) -> None:
         """Moves and turns a camera until the next reset (:class:`embodied.protocols.MovesCameras`)."""
@@ -325,7 +317,8 @@ class ManiSkillBatch:
 
     def progress_features(self, slot: int) -> np.ndarray:
         if self._features is None:
-            self._features = read_features(self.simulator.env)
+            facts = self._env.facts
+            self._features = read_features(self.simulator.env, facts.bodies, facts.joints)
         return self._features[slot]
 
     def observe(self, slots: Sequence[int], outs: Sequence[Obs]) -> None:

@@ -35,7 +35,8 @@ from embodied.lib.whole import write_whole
 from .rendering import REMEDY
 
 _PROBE_TIMEOUT_S = 120.0
-_FORMAT = 3  # version of the answers in the cache folder; those of another version are asked for again
+_FORMAT = 4  # version of the answers in the cache folder; those of another version are asked for again
+BODIES, JOINTS = 12, 4  # least room of progress features, in which all tasks of the table fit
 _ANSWERS = {error.__name__: error for error in (AssetsMissingError, ConfigError, UnknownNameError)}
 _REGISTERED = re.compile(r"register_env\(\s*[\"']([^\"']+)[\"']")
 
@@ -80,6 +81,8 @@ class TaskFacts:
     action_high: tuple[float, ...]
     state: Mapping[str, int]  # fields of ManiSkill's own observation beside the pictures: numbers each
     rebuilds: bool = False  # another scene for each start, so that copies of it cannot be reset each for itself
+    bodies: int = BODIES  # that progress features have room for
+    joints: int = JOINTS  # of other articulations than the robot, likewise
 
 
 def _panda_state(**extra: int) -> dict[str, int]:

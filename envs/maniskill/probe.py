@@ -13,8 +13,8 @@ from typing import Any
 from embodied.errors import EmbodiedError
 
 from .build import make_env
-from .facts import SimParams, TaskFacts
-from .state import read_state
+from .facts import BODIES, JOINTS, SimParams, TaskFacts
+from .state import body_poses, other_joints, read_state
 
 
 def describe(params: SimParams) -> TaskFacts:
@@ -29,6 +29,7 @@ def describe(params: SimParams) -> TaskFacts:
     with torch.inference_mode():
         env.reset(seed=0)
         state = {name: values.shape[1] for name, values in read_state(env).items()}
+        bodies, joints = len(body_poses(env)), sum(each.shape[1] for each in other_joints(env))
     return TaskFacts(
         max_episode_steps=int(REGISTERED_ENVS[params.id].max_episode_steps or 0),
         control_hz=float(env.control_freq),
@@ -37,6 +38,8 @@ def describe(params: SimParams) -> TaskFacts:
         action_high=tuple(map(float, space.high)),
         state=state,
         rebuilds=env.reconfiguration_freq != 0,
+        bodies=max(bodies, BODIES),
+        joints=max(joints, JOINTS),
     )
 
 

@@ -7,11 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from ..shared.rotations import axis_angle
+from embodied.errors import SpecMismatchError
 
-BODIES, JOINTS = 12, 4
-"""Bodies and joints of other articulations that progress features have room for."""
-NUM_FEATURES = 11 + 9 * BODIES + JOINTS
+from ..shared.rotations import axis_angle
 
 
 def read_state(env: Any) -> dict[str, np.ndarray]:
@@ -36,27 +34,70 @@ def read_state(env: Any) -> dict[str, np.ndarray]:
     return found
 
 
-def read_features(env: Any) -> np.ndarray:
-    """Reads progress features as :class:`embodied.envs.maniskill.ManiSkillEnv` orders them: float32 [N, NUM_FEATURES]
-    of N copies. They leave the device in one copy."""
+def num_features(bodies: int, joints: int) -> int:
+    """Returns the number of progress features with room for so many bodies and joints of other articulations."""
+    return 11 + 9 * bodies + joints
+
+
+def read_features(env: Any, bodies: int, joints: int) -> np.ndarray:
+    """Reads progress features as :class:`embodied.envs.maniskill.ManiSkillEnv` orders them: float32
+    [N, num_features(bodies, joints)] of N copies. They leave the device in one copy.
+
+    Raises:
+        SpecMismatchError: there are more bodies or joints, or one that only some of the copies have.
+    """
     import torch
 
-    agent, scene = env.agent, env.scene
-    bodies = [body.pose.raw_pose for body in scene.actors.values() if body.px_body_type != "static"][:BODIES]
+    agent = env.agent
     tcp = getattr(agent, "tcp", None)  # robots without a gripper have none
     hand = torch.zeros(env.num_envs, 7, device=env.device) if tcp is None else tcp.pose.raw_pose
-    others = [one.get_qpos() for one in scene.articulations.values() if one is not agent.robot]
-    joints = torch.cat([torch.zeros(env.num_envs, 0, device=env.device), *others], dim=1)[:, :JOINTS]
-    columns = [agent.robot.get_qpos()[:, -2:], joints, hand, *bodies]
+    others = torch.cat([torch.zeros(env.num_envs, 0, device=env.device), *other_joints(env)], dim=1)
+    columns = [agent.robot.get_qpos()[:, -2:], others, hand, *body_poses(env)]
+    for kind, have, room in ("bodies", len(columns) - 3, bodies), ("joints", others.shape[1], joints):
+        if have > room:
+            raise _unreadable(f"a start has {have} {kind} that may move, and the task had {room} when it was asked")
     fingers, doors, *poses = np.split(
         torch.cat(columns, dim=1).cpu().numpy(), np.cumsum([column.shape[1] for column in columns])[:-1], axis=1
     )
-    found = np.zeros((env.num_envs, NUM_FEATURES), np.float32)
+    found = np.zeros((env.num_envs, num_features(bodies, joints)), np.float32)
     for number, pose in enumerate(poses):
         found[:, 9 * number : 9 * number + 9] = np.concatenate([pose[:, :3], _two_rows(pose[:, 3:])], axis=1)
-    found[:, 9 * BODIES + 9 :][:, : fingers.shape[1]] = fingers
-    found[:, 9 * BODIES + 11 :][:, : doors.shape[1]] = doors
+    found[:, 9 * bodies + 9 :][:, : fingers.shape[1]] = fingers
+    found[:, 9 * bodies + 11 :][:, : doors.shape[1]] = doors
     return found
+
+
+def body_poses(env: Any) -> list[Any]:
+    """Reads the poses [N, 7] of bodies that are not static. One that was built anew for each copy counts once, by the
+    task's view of all of them (``Actor.merge``)."""
+    moving = [body for body in env.scene.actors.values() if body.px_body_type != "static"]
+    whole = [body for body in moving if len(body._objs) == env.num_envs]
+    read, poses = {id(one) for body in whole for one in body._objs}, [body.pose.raw_pose for body in whole]
+    for view in env.scene.actor_views.values():
+        if len(view._objs) == env.num_envs and not read & {id(one) for one in view._objs}:
+            read |= {id(one) for one in view._objs}
+            poses.append(view.pose.raw_pose[view._scene_idxs.argsort()])
+    for body in moving:
+        if not {id(one) for one in body._objs} <= read:
+            raise _unreadable(f"the body {body.name} is in some copies of the task alone")
+    return poses
+
+
+def other_joints(env: Any) -> list[Any]:
+    """Reads the joints [N, J] of each articulation beside the robot."""
+    robot = getattr(env.agent, "robot", None)  # several agents have no one robot
+    others = [one for one in env.scene.articulations.values() if one is not robot]
+    for other in others:
+        if len(other._objs) != env.num_envs:
+            raise _unreadable(f"the articulation {other.name} is in some copies of the task alone")
+    return [other.get_qpos() for other in others]
+
+
+def _unreadable(fault: str) -> SpecMismatchError:
+    return SpecMismatchError(
+        f"{fault}, so ManiSkill's progress_features cannot be read",
+        "set env.train.reward_mode=sparse or dense, or take another task",
+    )
 
 
 def _two_rows(quaternions: np.ndarray) -> np.ndarray:

@@ -93,7 +93,14 @@ def test_progress_features_are_what_the_mapping_names(here):
     assert found.tolist() == [arm["mark"][0], arm["place"][0]]
     assert found[0] == before[0]
     assert found[1] > before[1]
-    for sources, message in ((["obs.mission"], "text"), (["obs.arm.no"], "does not have"), ("obs", "expected a list")):
+    odd = (
+        (["obs.mission"], "text"), (["obs.arm.no"], "does not have"), ("obs", "expected a list"),
+        (5, "expected a list"),
+        ([0], "has 0, expected texts alone"),
+        (["obs.arm.mark", "obs.arm.place[20:30]"], "has no numbers: obs.arm.place"),
+        (["obs.arm.place[0:0]"], "has no numbers"),
+    )  # fmt: skip
+    for sources, message in odd:
         with pytest.raises(ConfigError, match=rf"progress_features.*{message}"):
             seen(progress_features=sources)
 

@@ -120,8 +120,23 @@ def test_progress_features_say_where_hand_and_objects_are(sim):
     simulator._goals.open = []
     after = sim.progress_features()
     assert after[11:14] == pytest.approx(before[20:23])
-    assert after[65:].tolist() == [1, 0, 0, 0]
-    assert np.delete(after, range(11, 20))[:-4].tolist() == np.delete(before, range(11, 20))[:-4].tolist()
+    assert after[65:].tolist() == [1, 0, 0, 0, 0, 0, 0, 0]
+    assert np.delete(after, range(11, 20))[:-8].tolist() == np.delete(before, range(11, 20))[:-8].tolist()
+
+
+def test_progress_features_have_the_door_or_knob_that_a_goal_is_about(sim):
+    """A knob (turnon flat_stove_1) and a door (close microwave_1) move no body's pose."""
+    for suite, task, joint in (("libero_goal", 7, "flat_stove_1_button"), ("libero_10", 9, "microwave_1_microjoint")):
+        env = LiberoEnv(suite, [task], max_cached_simulators=1)
+        env.prepare()
+        env.reset(Start(0, 0, 0))
+        before, simulator = env.progress_features(), env._current
+        place = simulator._model.joint(joint).qposadr[0]
+        assert before[69] == pytest.approx(simulator._shown_qpos[place])
+        simulator._shown_qpos[place] += 0.25
+        assert np.flatnonzero(env.progress_features() != before).tolist() == [69]
+        assert env.progress_features()[69] == pytest.approx(before[69] + 0.25)
+        env.close()
 
 
 def _pixel(simulator, camera: str, point: np.ndarray) -> np.ndarray:

@@ -1,7 +1,10 @@
 """ManiSkillEnv with the real simulator: determinism, saved states, pictures, rewards, equality with the original."""
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +13,16 @@ from embodied.envs.maniskill import ManiSkillEnv, facts
 from embodied.envs.maniskill.env import ManiSkillBatch
 from embodied.envs.maniskill.facts import INSTRUCTIONS, SimParams
 from embodied.envs.maniskill.fast.step import FastStep
+from embodied.envs.maniskill.state import num_features, read_features
 from maniskill_original import SIZE, check_judged_alike, compare
 
-from embodied.errors import AssetsMissingError, ConfigError, RendererUnavailableError, UnknownNameError
+from embodied.errors import (
+    AssetsMissingError,
+    ConfigError,
+    RendererUnavailableError,
+    SpecMismatchError,
+    UnknownNameError,
+)
 from embodied.testing import check_batch_env, check_env
 from embodied.types import Start
 
@@ -76,6 +86,45 @@ def test_progress_features_say_where_hand_and_objects_are(pick):
     assert moved[:9].any()
     assert not moved[9:18].any(), "the table"
     assert not found[36:117].any(), "three bodies are not static: table, cube, goal"
+
+
+class StandIn:
+    """A body of several copies: one number stands for the pose of each."""
+
+    def __init__(self, numbers: list[float], copies: list[int]) -> None:
+        import torch
+
+        self.name, self.px_body_type, self._objs = f"peg_{copies}", "dynamic", [object() for _ in numbers]
+        self.pose = SimpleNamespace(raw_pose=torch.tensor([[number, 0, 0, 1, 0, 0, 0] for number in numbers]))
+        self._scene_idxs = torch.tensor(copies)
+
+
+def copies_of(*actors: StandIn, views: tuple[StandIn, ...] = ()) -> Any:
+    import torch
+
+    robot = SimpleNamespace(get_qpos=lambda: torch.zeros(2, 3))
+    scene = SimpleNamespace(actors=dict(enumerate(actors)), actor_views=dict(enumerate(views)), articulations={})
+    return SimpleNamespace(num_envs=2, device="cpu", scene=scene, agent=SimpleNamespace(robot=robot))
+
+
+def test_bodies_that_each_copy_has_of_its_own_are_read_in_the_order_of_the_copies_or_refused():
+    table, first, second = StandIn([1.0, 2.0], [0, 1]), StandIn([3.0], [0]), StandIn([4.0], [1])
+    view, again = StandIn([4.0, 3.0], [1, 0]), StandIn([1.0, 2.0], [0, 1])
+    view._objs, again._objs = [*second._objs, *first._objs], table._objs
+    found = read_features(copies_of(first, table, second, views=(view, again)), bodies=3, joints=1)
+    assert found.shape == (2, num_features(3, 1))
+    assert found[:, 9:36:9].tolist() == [[1.0, 3.0, 0.0], [2.0, 4.0, 0.0]]
+    with pytest.raises(SpecMismatchError, match=r"peg_\[1\] is in some copies of the task alone"):
+        read_features(copies_of(table, second), bodies=3, joints=1)
+    with pytest.raises(SpecMismatchError, match="2 bodies that may move, and the task had 1") as refused:
+        read_features(copies_of(table, StandIn([0.0, 0.0], [0, 1])), bodies=1, joints=1)
+    assert "set env.train.reward_mode=sparse" in refused.value.remedy
+
+
+def test_progress_features_have_room_for_as_many_bodies_as_a_task_has(monkeypatch):
+    crowded = replace(facts.facts_of(SimParams("PickCube-v1")), bodies=33)
+    monkeypatch.setattr("embodied.envs.maniskill.env.facts_of", lambda params: crowded)
+    assert ManiSkillEnv({"id": "PickCube-v1"}).num_progress_features == num_features(33, 4)
 
 
 def test_prepare_says_what_it_took(pick):

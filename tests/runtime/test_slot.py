@@ -19,7 +19,9 @@ CHUNK = 2
 
 def slot_of(mode: str = "sparse", features: Callable[[], np.ndarray] | None = None) -> Slot:
     rewards = ShapedReward(mode), ShapedReward("dense")
-    return Slot(FakeEnv().spec, rewards, lambda: np.zeros((16, 16, 3), np.uint8), CHUNK, features=features)
+    return Slot(
+        FakeEnv().spec, rewards, lambda: np.zeros((16, 16, 3), np.uint8), CHUNK, features=features, num_features=1
+    )
 
 
 def begin(slot: Slot, max_steps: int = 10, ignore_terminations: bool = True, **more: bool) -> None:
@@ -126,3 +128,30 @@ def test_progress_features_are_read_at_the_reset_and_after_each_chunk_also_one_t
     assert moves([step(False)] * 4) == [(3, 5), (5, 6)], "also where the step limit cuts it off"
     begin(slot, evaluation=True)
     assert [one.features for one in played(slot, [step(False)] * 2)] == [None], "an evaluation never asks"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (np.array([[1.0]], np.float32), r"progress_features\(\) is float32 \(1, 1\) at .* 0 \(task 1, seed 3\)"),
+        (np.zeros(3, np.float32), r"is float32 \(3,\) at control step 0 .*, expected 1 finite float32 numbers"),
+        (1.0, "is float at"), (None, "is NoneType at"), (["far"], "is list at"), ([[1.0], [1.0, 2.0]], "is list at"),
+        (np.array([1e39]), "number 0 of progress_features is inf at"),
+    ],
+)  # fmt: skip
+def test_progress_features_that_the_slab_cannot_hold_are_refused(given, message):
+    slot = slot_of("own_successes", lambda: given)
+    with pytest.raises(SpecMismatchError, match=message) as refused:
+        begin(slot)
+    assert "correct the env's progress_features" in refused.value.remedy
+
+
+def test_progress_features_are_copied_of_an_env_that_fills_one_buffer():
+    buffer = np.zeros(1, np.float32)
+    slot = slot_of("own_successes", lambda: buffer)
+    begin(slot)
+    buffer[0] = 5.0
+    (result,) = played(slot, [step(False)] * CHUNK)
+    assert result.features is not None
+    assert [one.tolist() for one in result.features] == [[0.0], [5.0]]
+    assert all(one.dtype == np.float32 for one in result.features)

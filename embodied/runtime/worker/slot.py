@@ -31,16 +31,17 @@ class Slot:
         decision: says the decision in a row of the slab in a few words; None = nothing is said of decisions.
         live: videos are shown in a window, too, while they are recorded.
         features: reads the slot's progress features, float32 [F]; None = they are not recorded.
+        num_features: F, how many the slab has room for.
         notice: is told why a video could not be written. The episode goes on without it.
     """
 
     def __init__(
         self, spec: EnvSpec, rewards: tuple[Reward, Reward], frame: Callable[[], np.ndarray], chunk: int,
         decision: Callable[[int], str] | None = None, live: bool = False, notice: Callable[[str], None] = print,
-        features: Callable[[], np.ndarray] | None = None,
+        features: Callable[[], np.ndarray] | None = None, num_features: int = 0,
     ) -> None:  # fmt: skip
         self._notice = notice
-        self._features_of = features
+        self._features_of, self._num_features = features, num_features
         self._features: Callable[[], np.ndarray] | None = None  # of the present episode
         self._seen: tuple[np.ndarray, np.ndarray] | None = None
         self._live = live
@@ -136,15 +137,27 @@ class Slot:
         )  # fmt: skip
 
     def _read(self, features: Callable[[], np.ndarray]) -> np.ndarray:
-        found = features()
+        """Reads the progress features into an array of its own: the env may fill one buffer again and again."""
+        given = features()
+        try:
+            with np.errstate(over="ignore"):  # what is too large for float32 is infinite, and refused
+                found = np.array(given, np.float32)
+        except (TypeError, ValueError, OverflowError):
+            raise self._odd(f"progress_features() is {_shown(given)}") from None
+        if found.shape != (self._num_features,):
+            raise self._odd(f"progress_features() is {_shown(given)}")
         if not np.isfinite(found).all():
             first = int(np.flatnonzero(~np.isfinite(found))[0])
-            raise SpecMismatchError(
-                f"number {first} of progress_features is {found[first]} at control step {self._steps} (task "
-                f"{self._start.task_id}, seed {self._start.seed}), expected finite numbers",
-                "correct the env's progress_features, or set env.train.reward_mode=sparse",
-            )
+            raise self._odd(f"number {first} of progress_features is {found[first]}")
         return found
+
+    def _odd(self, fault: str) -> SpecMismatchError:
+        start = self._start
+        return SpecMismatchError(
+            f"{fault} at control step {self._steps} (task {start.task_id}, seed {start.seed}), expected "
+            f"{self._num_features} finite float32 numbers (num_progress_features)",
+            "correct the env's progress_features, or set env.train.reward_mode=sparse",
+        )
 
     def target(self, out: Obs) -> Obs | None:
         """Returns the arrays to render into before :meth:`show`; None: skip rendering, a delayed frame is shown."""
@@ -236,6 +249,11 @@ class WorkerRows:
             array[row] = result.info.get(name, 0)
         if result.features is not None:
             arrays[FEATURES][row] = result.features
+
+
+def _shown(given: object) -> str:
+    shape, kind = getattr(given, "shape", None), getattr(given, "dtype", type(given).__name__)
+    return f"{kind}" if shape is None else f"{kind} {tuple(shape)}"
 
 
 def _not_finite(reward: float, step: int, start: Start) -> SpecMismatchError:

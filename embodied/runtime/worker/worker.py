@@ -148,8 +148,9 @@ class Worker:
         decision = partial(setup.shown.text, self._slab.arrays) if setup.shown is not None else None
         chunk = self._slab.arrays["rewards"].shape[1]
         rewards = replace(setup.reward), replace(setup.eval_reward or setup.reward)
-        read = features if FEATURES in self._slab.arrays else None
-        return Slot(env.spec, rewards, frame, chunk, decision, setup.live, self._notice, read)
+        recorded = self._slab.arrays.get(FEATURES)  # [R, 2, F]
+        read, size = (None, 0) if recorded is None else (features, recorded.shape[-1])
+        return Slot(env.spec, rewards, frame, chunk, decision, setup.live, self._notice, read, size)
 
     def _notice(self, text: str) -> None:
         """Tells the launcher, once: it hears when an episode has ended."""

@@ -76,7 +76,15 @@ def _state(wanted: MappingSettings, facts: GymFacts, images: Sequence[Source]) -
 def _named(key: str, texts: Sequence[str], facts: GymFacts) -> tuple[Source, ...]:
     """Checks the sources of numbers that a key names, and returns them."""
     check_list(key, texts, "[obs]")
-    return tuple(_entry(text, key, facts, ()) for text in texts)
+    sources = tuple(_entry(text, key, facts, ()) for text in texts)
+    for text, source in zip(texts, sources, strict=True):
+        if source.part is not None and _dims(source, facts.entries) == 0:
+            size = _dims(Source(source.name), facts.entries)
+            raise ConfigError(
+                f"{key} names {text}, which has no numbers: {source.name} has {size}",
+                f"name some of them, e.g. {source.name}[0:{max(size, 1)}], or leave {text} out",
+            )
+    return sources
 
 
 def _dims(source: Source, entries: Entries) -> int:

@@ -65,6 +65,9 @@ def range_of(key: str, value: Sequence[float] | None, example: str) -> tuple[flo
 
 
 def check_list(key: str, got: Any, example: str) -> None:
-    """Refuses a text where a key takes a list. Raises :class:`ConfigError` with ``example``."""
-    if isinstance(got, str):
+    """Refuses what is no list of texts, where a key takes one. Raises :class:`ConfigError` with ``example``."""
+    if isinstance(got, str) or not isinstance(got, Sequence):
         raise ConfigError(f"{key} is {got!r}, expected a list", f"set {key}={example}")
+    for element in got:
+        if not isinstance(element, str):
+            raise ConfigError(f"{key} has {element!r}, expected texts alone", f"set {key}={example}")
