@@ -64,11 +64,14 @@ def make_copies(copies, settles=False):
             self._hidden_objects = []
             self.scene = SimpleNamespace(
                 _reset_mask=torch.ones(copies, dtype=torch.bool), gpu_sim_enabled=False, update_render=lambda **_: None,
-                sensors={"base_camera": Sensor(self)},
+                sensors={"base_camera": Sensor(self)}, actors={}, actor_views={}, articulations={},
             )  # fmt: skip
             controller = Controller(self)
             self.agent = SimpleNamespace(
-                controller=controller, reset=lambda: None, get_proprioception=lambda: {"qpos": self.qpos}
+                controller=controller,
+                reset=lambda: None,
+                get_proprioception=lambda: {"qpos": self.qpos},
+                robot=SimpleNamespace(get_qpos=lambda: self.qpos),
             )
             self.single_action_space = SimpleNamespace(shape=(4,))
 
@@ -205,7 +208,7 @@ def test_one_render_a_state_and_only_what_was_asked_for(simulated):
 
 
 def test_a_task_that_moves_the_others_is_refused(simulated, monkeypatch):
-    known = make()._facts
+    known = make().facts
     monkeypatch.setattr(env_module, "facts_of", lambda params: known)  # arguments of a task's class are asked about
     batch = make(init_params={"task_kwargs": {"settles": True}}).batch(2)
     batch.reset([0, 1], [Start(0, 0, 1), Start(0, 0, 2)])

@@ -36,6 +36,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "gspo": ("algorithm=gspo", "algorithm.sampling_params.max_new_tokens=6"),
     "cispo": ("algorithm=cispo",),
     "ppo": ("algorithm=ppo",),
+    "start_value": ("algorithm=start_value",),
     "ppo_tokens": ("algorithm=ppo_tokens", *TOKENS),
     "ppo_tokens, KL in the reward": ("algorithm=ppo_tokens", *TOKENS, *KL, "algorithm.use_kl_in_reward=true"),
     "KL in the loss": ("algorithm=grpo", *KL, "algorithm.unbiased_kl_estimate=true"),
