@@ -77,6 +77,7 @@ METRICS: dict[str, str] = {
     "(calculate_noise_scale)",
     "train/signal_to_noise": "squared length of the true gradient over that of the noise in the sum of an iteration's "
     "gradients, the same mean; 0: not above the noise",
+    "train/signal_to_noise_error": "its standard error, by the scatter of iterations; none before five are measured",
     "train/lr": "learning rate of the last update",
     "train/ratio_mean": "mean probability ratio between the present and the acting policy; 1 = no change",
     "train/ratio_max": "largest such ratio",

@@ -51,7 +51,8 @@ class Case:
 
 FSDP2 = {"strategy": "fsdp2"}
 PPO = {"adv_type": "gae", "reward_type": "chunk_level", "entropy_bonus": 0.01}
-NOISE = {"train/signal_to_noise", "train/noise_scale_episodes"}  # not measured with fsdp2
+NOISE = {"train/signal_to_noise", "train/noise_scale_episodes", "train/signal_to_noise_error"}
+"""Not measured with fsdp2."""
 
 CASES = {
     "grpo": Case(),

@@ -152,7 +152,8 @@ class TrainSide(Trainer):
         """Returns what a process that only collects must know of a learner that was resumed."""
         extra = self.policy.extra_state() if isinstance(self.policy, HasExtraState) else None
         return {"unlogged": self.unlogged, "weight_version": self.weight_version, "rows": self.rows,
-                "peak_flops": self.peak_flops, "extra": extra, "starts": self._of_starts()}  # fmt: skip
+                "peak_flops": self.peak_flops, "extra": extra, "starts": self._of_starts(),
+                "advised": self.noise.advised}  # fmt: skip
 
     def _of_starts(self) -> dict[str, Any]:
         return self.starts.state_dict() if self.starts is not None and self.starts.plans else {}
@@ -171,6 +172,7 @@ class RolloutSide:
     flops: float = 0.0
     peak_flops: float | None = None
     rows: Sequence[Metric] = ()
+    advised: bool = False  # as embodied.learn.step.meters.noise.meter.NoiseMeter.advised
     cut_short: bool = False
     unlogged: dict[str, float] = field(default_factory=dict)
 
