@@ -19,7 +19,9 @@ LEAST_SPREAD = 0.01
 class Points:
     """Points of trajectories that succeeded, with the share of its trajectory that lies before each."""
 
-    scaled: np.ndarray  # float64 [P, F], features over their spreads
+    constant: np.ndarray  # bool [F], features that are the same in all points
+    constants: np.ndarray  # float64 [C], those, over their spreads
+    scaled: np.ndarray  # float64 [F − C, P], the others over their spreads
     phases: np.ndarray  # float64 [P], in [0, 1)
     spreads: np.ndarray  # float64 [F], standard deviations over the points, of at least LEAST_SPREAD
     moving: int  # features that differ between points, at least 1
@@ -32,7 +34,10 @@ class Points:
         largest = float(deviations.max(initial=0.0)) or 1.0
         spreads = np.maximum(deviations, LEAST_SPREAD * largest)
         phases = np.concatenate([np.arange(len(own)) / len(own) for own in trajectories])
-        return cls(points / spreads, phases, spreads, max(int((deviations > LEAST_SPREAD * largest).sum()), 1))
+        constant, scaled = points.min(axis=0) == points.max(axis=0), points / spreads
+        others = np.ascontiguousarray(scaled[:, ~constant].T)
+        moving = max(int((deviations > LEAST_SPREAD * largest).sum()), 1)
+        return cls(constant, scaled[0, constant], others, phases, spreads, moving)
 
     def potential(self, states: np.ndarray) -> np.ndarray:
         """Returns ``max_i phase_i / (1 + d_i)`` for each state, float64 [n] in [0, 1).
@@ -43,10 +48,12 @@ class Points:
         Args:
             states: float [n, F].
         """
-        found = np.empty(len(states))
+        found, apart = np.empty(len(states)), np.empty_like(self.scaled)  # one memory for all states
         for number, state in enumerate(states.astype(np.float64) / self.spreads):
-            squares = np.square(self.scaled - state).sum(axis=1) / self.moving
-            found[number] = (self.phases / (1.0 + np.sqrt(squares))).max()
+            same = np.square(self.constants - state[self.constant]).sum()  # as far from each point: computed once
+            np.square(np.subtract(self.scaled, state[~self.constant, None], out=apart), out=apart)
+            distances = np.sqrt((apart.sum(axis=0) + same) / self.moving)
+            found[number] = (self.phases / (1.0 + distances)).max()
         return found
 
 

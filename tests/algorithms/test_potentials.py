@@ -21,6 +21,7 @@ def test_a_potential_is_the_best_of_phase_over_distance():
     points = Points.of([np.array([[0.0, 5.0], [1.0, 5.0]]), np.array([[0.0, 5.0], [1.0, 5.0], [2.0, 5.0]])])
     spread = np.std([0, 1, 0, 1, 2])
     assert points.spreads == pytest.approx([spread, LEAST_SPREAD * spread])
+    assert points.scaled.shape == (1, 5), "what is the same in all points is compared once, not with each"
     assert points.phases.tolist() == pytest.approx([0, 1 / 2, 0, 1 / 3, 2 / 3])
     far = 0.5 / spread
     expected = [max(0.5, 2 / 3 / (1 + 1 / spread)), 2 / 3, max(0.5 / (1 + far), 2 / 3 / (1 + far))]

@@ -123,7 +123,11 @@ def test_only_what_it_pays_tells_it_from_sparse_and_evaluations_never_ask(monkey
     ("options", "message", "fix"),
     [
         (("algorithm=grpo",), "algorithm.adv_type grpo reads nothing but such sums", "set algorithm=ppo"),
-        (("algorithm=reinforce_pp",), "cancels out in the sum", "set algorithm=ppo"),
+        (("algorithm.adv_type=reinforce_plus_plus_baseline",), "cancels out in the sum", "set algorithm=ppo"),
+        (("algorithm.filter_rewards=true",), "leaves out groups by returns", "set algorithm.filter_rewards=false"),
+        (("algorithm.dynamic_sampling=true",), "does not compare the episodes", "set algorithm.dynamic_sampling=false"),
+        (("env.train.reward_coef=0",), "env.train.reward_coef is 0", "set env.train.reward_coef=1.0"),
+        (("env.train.reward_coef=-2",), "env.train.reward_coef is -2", "set env.train.reward_coef=1.0"),
         (("env.eval.reward_mode=own_successes",), "env.eval.reward_mode", "'sparse' or 'dense'"),
         (("reward.own_successes.per_task=0",), "reward.own_successes.per_task", "1"),
         (
@@ -138,6 +142,17 @@ def test_what_could_not_work_is_refused(options, message, fix):
         check(compose([*FAST, *options], "train", [CONFIG]), Group())
     with pytest.raises(ConfigError, match=fix):
         raise ConfigError(f"{refused.value.message} {refused.value.remedy}", "")
+
+
+def test_an_estimator_of_rewards_to_go_is_paid_too():
+    """The success of the first iteration is paid for in the second."""
+    plus = (
+        ONE, "algorithm=reinforce_pp", "algorithm.reward_type=chunk_level", "algorithm.use_kl_in_reward=false",
+        "algorithm.kl_beta=0", "runner.max_epochs=2", "runner.val_check_interval=-1",
+    )  # fmt: skip
+    (sparse, before), (own, after) = run("sparse", *plus, "env.train.reward_mode=sparse"), run("own", *plus)
+    assert own[0]["train/loss"] == sparse[0]["train/loss"]
+    assert any(not torch.equal(after[name], before[name]) for name in before)
 
 
 def test_features_that_are_not_finite_end_the_run_with_their_place(capsys):

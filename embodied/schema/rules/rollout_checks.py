@@ -33,14 +33,28 @@ def check_schedule_of_rollouts(config: Config) -> None:
 
 
 def check_own_successes(config: Config) -> None:
-    """Refuses ``env.train.reward_mode=own_successes`` where it could change nothing."""
-    algorithm = config.algorithm
-    if config.env.train.reward_mode == "own_successes" and algorithm.adv_type != "gae":
+    """Refuses ``env.train.reward_mode=own_successes`` where it could change nothing, or pays the wrong way."""
+    algorithm, train = config.algorithm, config.env.train
+    if train.reward_mode != "own_successes":
+        return
+    if algorithm.adv_type not in ("gae", "reinforce_plus_plus"):
         raise ConfigError(
             "env.train.reward_mode own_successes pays for each change of a potential, which cancels out in the sum of "
             f"an episode's rewards, and algorithm.adv_type {algorithm.adv_type} reads nothing but such sums",
-            "set algorithm=ppo (algorithm.adv_type=gae), whose value head sees each reward; or env.train.reward_mode="
-            "sparse or dense",
+            "set algorithm=ppo (algorithm.adv_type=gae), whose value head sees each reward; or algorithm.adv_type="
+            "reinforce_plus_plus; or env.train.reward_mode=sparse or dense",
+        )
+    if algorithm.filter_rewards:
+        raise ConfigError(
+            "env.train.reward_mode own_successes teaches by failures that come near to a success, and "
+            "algorithm.filter_rewards leaves out groups by returns without what is paid for that: groups of failures",
+            "set algorithm.filter_rewards=false, or env.train.reward_mode=sparse or dense",
+        )
+    if train.reward_coef <= 0:
+        raise ConfigError(
+            f"env.train.reward_coef is {train.reward_coef:g}, and env.train.reward_mode own_successes pays so many "
+            "times as much for success and for coming nearer to one: expected more than 0",
+            "set env.train.reward_coef=1.0",
         )
 
 

@@ -25,7 +25,8 @@ class OwnSuccessesConfig(Section):
         32,
         ge=1,
         description="env.train.reward_mode own_successes: successful episodes that are remembered of each task, the "
-        "newest.",
+        "newest. A checkpoint and each process that trains hold 4 bytes for each of them, each task, each chunk of the "
+        "longest episode and each of the env's num_progress_features.",
     )
     weight: float = Field(
         1.0,
