@@ -137,7 +137,7 @@ def _env(pictures: int, max_steps: int) -> EnvSpec:
 def group_gradients(trainer: Trainer, collected: Collected) -> Tensor:
     """The gradient of each group's part of the loss, of all trained weights but the value head's: float64 [G, D]."""
     own = trainer._own(*collected)
-    batch, trained, own, _ = trainer._score(own, collected[1], trainer._evaluate, None, UpdateMetrics())
+    batch, trained, own = trainer._score(own, collected[1], trainer._evaluate, None, UpdateMetrics())
     assert trained is not None
     named = [(name, p) for name, p in trainer.policy.named_parameters() if p.requires_grad]
     weights = [p for name, p in named if not name.startswith("value_head")]
