@@ -95,10 +95,10 @@ def test_the_commands_of_the_pages_run(verb, words, made, tmp_path, monkeypatch,
         pytest.importorskip("vl_convert")
     monkeypatch.chdir(tmp_path)
     shutil.copytree(made / "runs", "runs")
-    for word in words:
+    for seed, word in enumerate(words, start=1):
         folder = Path(word.partition("@")[0])
         if folder.parent == Path("runs") and not folder.exists():
-            write_run(folder, iterations=12, evaluations=(0, 10))
+            write_run(folder, iterations=12, evaluations=(0, 10), seed=seed)
     shutil.copy(ROOT / "tests" / "migrate" / "rlinf_math.yaml", "their_grpo.yaml")
     shutil.copy(ROOT / "tests" / "migrate" / "recipes" / "trl" / "dr_grpo.py", "train_grpo.py")
     (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
