@@ -214,7 +214,7 @@ class Trainer(Stepping):
         if self.actor.enable_dp_load_balance and self._group.size > 1:
             balance, batch = Balance.of(own, batch)
         with watch("update", self._passes(own, batch, iteration, balance)) as passed:
-            with self.noise.first_pass(batch, iteration, metrics, episodes):
+            with self.noise.first_pass(batch, iteration, metrics, 0 if self._warming_up else episodes):
                 self._epoch(own, batch, (iteration, 0), metrics, passed, balance)
             metrics.records = metrics.samples
             for epoch in range(1, self.algorithm.update_epoch):

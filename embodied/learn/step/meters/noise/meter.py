@@ -41,10 +41,11 @@ class NoiseMeter:
 
         Args:
             metrics: of the update, which begins.
-            episodes: of the iteration, also those that are not trained on.
+            episodes: of the iteration, also those that are not trained on; 0 = the update is not measured: the value
+                head alone is trained.
         """
         ids, self._groups = batch.group_ids.unique(return_inverse=True)
-        if not self._on or self.why_not or len(ids) < 2:
+        if not self._on or self.why_not or len(ids) < 2 or not episodes:
             yield
             return
         self._count = len(ids)
@@ -103,6 +104,8 @@ def _why_not(policy: Policy, parallel: Replicas, sketch: GradientSketch) -> str:
     """Returns why the noise cannot be measured; empty if it can."""
     if parallel.collective_passes:
         return "fsdp2 runs collectives in the hooks of a backward pass"
+    if parallel.teams.team.size > 1:
+        return "neighbours compute each text together, and each has a part of its rows"
     modules = policy.modules() if isinstance(policy, nn.Module) else ()
     if any(module._compiled_call_impl is not None for module in modules):
         return "a hook within compiled layers would change them"
