@@ -212,7 +212,7 @@ def test_an_update_that_is_cut_short_leaves_what_it_began_with_and_what_acts(mon
 
 
 def test_an_update_that_fails_ends_the_rollout_beside_it_and_the_run(monkeypatch, capsys):
-    monkeypatch.setattr(Trainer, "_reset_reference", lambda *_: 1 / 0)
+    monkeypatch.setattr(Trainer, "_update", lambda *_: 1 / 0)
     ended: list[BaseException] = []
     collect = Collector.collect
 
