@@ -7,6 +7,7 @@ import platform
 from pathlib import Path
 
 TICKS = os.sysconf("SC_CLK_TCK")
+CPUINFO = Path("/proc/cpuinfo")
 
 
 def tree_seconds(pid: int) -> float | None:
@@ -44,11 +45,16 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def processors(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+def processors(cpuinfo: Path = CPUINFO) -> str:
     """Returns how many processors this process may use, and of which kind: ``2 × Intel(R) Xeon(R) CPU @ 2.20GHz``."""
+    return f"{len(os.sched_getaffinity(0))} × {processor(cpuinfo)}"
+
+
+def processor(cpuinfo: Path = CPUINFO) -> str:
+    """Returns of which kind the processors of this machine are."""
     try:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
     models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return f"{len(os.sched_getaffinity(0))} × {next(models, platform.machine())}"
+    return next(models, platform.machine())

@@ -6,7 +6,6 @@ import glob
 import os
 import platform
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from embodied import __version__
+from embodied.lib.cpu_time import processor
 from embodied.run.folder.launches import commit_of_checkout
 from embodied.selftest.measured import Measured, NotRun, figure
 from embodied.selftest.place import Place
@@ -67,7 +67,7 @@ def machine(place: Place) -> Iterator[Measured]:
     yield figure("torch", torch.__version__)
     yield figure("CUDA of torch", torch.version.cuda or "none")
     if not place.on_gpu:
-        yield figure("processor", _processor())
+        yield figure("processor", processor())
         return
     if not torch.cuda.is_available():
         raise NotRun(f"torch {torch.__version__} finds no GPU")
@@ -96,10 +96,3 @@ def driver() -> str:
     with suppress(OSError):
         return Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").splitlines()[0]
     return "not known"
-
-
-def _processor() -> str:
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return platform.machine() or sys.platform

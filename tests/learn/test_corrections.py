@@ -18,7 +18,6 @@ from embodied.learn.score.batches import gather_numbers, make_batch
 from embodied.learn.step.meters.update_metrics import UpdateMetrics
 from embodied.learn.trainer import Trainer
 from embodied.learn.watch import unwatched
-from embodied.runtime.plan import train_plan
 from embodied.schema import (
     ActorConfig,
     AlgorithmConfig,
@@ -34,14 +33,6 @@ from embodied.types import Elements, Sampling
 
 LAYOUT = Layout(Elements((4, 7), action_axis=0), 4)
 HUGE = 1e9  # a norm that no gradient reaches
-
-
-@pytest.fixture(scope="module")
-def collected(shared_rig):
-    rig = shared_rig(slots=4, workers=1, success_distance=0.6)
-    plan = train_plan(rig.env.spec, seed=23, iteration=0, episodes=8, group_size=2)
-    results, _ = rig.rollout().collect(plan, rig.job())
-    return rig.env.spec, {name: array.copy() for name, array in rig.slab.arrays.items()}, results
 
 
 def trainer(env, batch=1000, micro=1000, policy=None, optim=None, sched=None, reward=None, iterations=1, **algorithm):

@@ -14,18 +14,9 @@ from rig import CPU
 from embodied import train
 from embodied.learn.step.loss_scale import LARGEST, LossScale
 from embodied.learn.trainer import Trainer
-from embodied.runtime.plan import train_plan
 from embodied.schema import ActorConfig, AlgorithmConfig, GradScalerConfig, ModelConfig, OptimConfig
 from embodied.testing import FakePolicy
 from embodied.types import Sampling
-
-
-@pytest.fixture(scope="module")
-def collected(shared_rig):
-    rig = shared_rig(slots=4, workers=1, success_distance=0.6)
-    plan = train_plan(rig.env.spec, seed=23, iteration=0, episodes=8, group_size=2)
-    results, _ = rig.rollout().collect(plan, rig.job())
-    return rig.env.spec, {name: array.copy() for name, array in rig.slab.arrays.items()}, results
 
 
 def trainer(env, policy=None, update_epoch=1, max_bad_updates=3, **scaler) -> Trainer:

@@ -31,15 +31,6 @@ LAYOUT = Layout(Elements((4, 7), action_axis=0), 4)
 HUGE = 1e9  # a norm that no gradient reaches: nothing is clipped
 
 
-@pytest.fixture(scope="module")
-def collected(shared_rig):
-    """8 episodes of 4 starts; the arrays are a copy, so that tests may change them."""
-    rig = shared_rig(slots=4, workers=1, success_distance=0.6)
-    plan = train_plan(rig.env.spec, seed=23, iteration=0, episodes=8, group_size=2)
-    results, _ = rig.rollout().collect(plan, rig.job())
-    return rig.env.spec, {name: array.copy() for name, array in rig.slab.arrays.items()}, results
-
-
 def optim(**changes: Any) -> OptimConfig:
     return OptimConfig(**{"lr": 0.01, "clip_grad": HUGE, **changes})
 

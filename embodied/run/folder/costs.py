@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embodied.lib.cpu_time import processors, tree_seconds
+from embodied.lib.whole import write_whole
 from embodied.run.folder import launches
 
 if TYPE_CHECKING:  # the report reads the file, and imports no torch
@@ -99,10 +100,8 @@ class Costs:
         """Writes the file. If that fails nothing is lost but the costs."""
         cpu_s = None if self._cpu_began is None else self._own + self._others
         self._launch |= {"wall_s": time.monotonic() - self._began, "cpu_s": cpu_s, "whole": whole}
-        aside = self._file.with_suffix(".part")
         with suppress(OSError):
-            aside.write_text(json.dumps(self._found), encoding="utf-8")
-            os.replace(aside, self._file)
+            write_whole(self._file, json.dumps(self._found))
 
 
 def _read(text: str) -> dict[str, Any]:

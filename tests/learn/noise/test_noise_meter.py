@@ -16,7 +16,6 @@ from embodied.learn.step.meters.update_metrics import UpdateMetrics
 from embodied.learn.trainer import Trainer
 from embodied.parallel.group import Group
 from embodied.parallel.sharding import Replicas
-from embodied.runtime.plan import train_plan
 from embodied.schema import ActorConfig, AlgorithmConfig, ModelConfig, OptimConfig
 from embodied.testing import FakePolicy
 from embodied.types import Sampling
@@ -97,14 +96,6 @@ def test_a_known_noise_is_measured_within_a_tenth():
     found = meter.metrics(records)
     assert found["train/noise_scale_episodes"] == pytest.approx(GROUP * trace, rel=0.1)
     assert found["train/signal_to_noise"] == pytest.approx(GROUPS / trace, rel=0.1)
-
-
-@pytest.fixture(scope="module")
-def collected(shared_rig):
-    rig = shared_rig(slots=4, workers=1, success_distance=0.6)
-    plan = train_plan(rig.env.spec, seed=23, iteration=0, episodes=8, group_size=2)
-    results, _ = rig.rollout().collect(plan, rig.job())
-    return rig.env.spec, {name: array.copy() for name, array in rig.slab.arrays.items()}, results
 
 
 def made(env: Any, on: bool = True, policy: Any = None, **algorithm: Any) -> Trainer:
