@@ -381,7 +381,7 @@ def test_a_real_run_on_a_terminal_and_ctrl_c(tmp_path):
     environment = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT), "LANG": "C.UTF-8"}
     for name in ("NO_COLOR", "COLUMNS", "LINES"):
         environment.pop(name, None)
-    ready = re.compile(r"run · iteration \d+/500 done · about .* left .*checkpoint  [^\n]*/\d{6}, ", re.DOTALL)
+    ready = re.compile(r"run · iteration \d+/500 done · about .* left .*checkpoint  [^\n]*/\d{6}, .*╯", re.DOTALL)
     shown = run_on_terminal(command, environment, lambda seen: bool(ready.search(seen)))
     assert shown.seen, shown.output[-3000:]
     place = shown.seen.rindex("╭─ run · iteration")

@@ -144,6 +144,7 @@ COMMON = (
     "runner.val_check_interval=-1", "runner.save_interval=-1", "env.num_workers=1", "env.train.total_num_envs=8",
     "env.eval.total_num_envs=4", "actor.micro_batch_size=3", "actor.optim.lr=0.01", "actor.model.max_new_tokens=24",
     "env.eval.video_cfg.save_video=false", "runner.num_threads=1",
+    "algorithm.calculate_noise_scale=false",  # texts that several processes share do not have it
 )  # fmt: skip
 TRAIN = (
     *COMMON, "algorithm.group_size=4", "algorithm.rollout_epoch=1", "actor.global_batch_size=8",

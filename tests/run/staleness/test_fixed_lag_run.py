@@ -188,10 +188,11 @@ STRAGGLES = (
 @pytest.mark.parametrize(("lag", "vain"), [pytest.param(1, True, marks=pytest.mark.slow), (2, False)])
 def test_from_two_on_slots_flow_over_the_border_of_iterations(tmp_path, lag, vain):
     """The first group of rollout 1 waits until an episode of rollout 3 is stepped, whose weights are there once update
-    0 has ended. With a lag of 1 it waits in vain: they are there once rollout 1 has ended."""
+    0 has ended. With a lag of 1 it waits in vain: they are there once rollout 1 has ended. Each slot has a worker: one
+    that waits would hold up another slot of its worker, and with it rollout 0."""
     patience = 0.2 if vain else 60
     keys = [key.replace("${oc.env:PWD}", str(tmp_path)) for key in STRAGGLES]
-    keys += ["env.train.total_num_envs=8", "algorithm.rollout_epoch=2"]
+    keys += ["env.train.total_num_envs=8", "algorithm.rollout_epoch=2", "env.num_workers=8"]
     assert run(*keys, f"+env.train.patience_s={patience}", "+env.train.ahead=2", lag=lag) == 0
     assert Path("in-vain").exists() == vain
 
