@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint
 
-from embodied.learn.step.meters.noise.sketch import LAYERS, GradientSketch
+from embodied.learn.step.meters.noise.sketch import CHECKED, LAYERS, GradientSketch
 from embodied.testing import FakePolicy
 from embodied.testing.flow import FlowPolicy
 from embodied.types import Evaluation, Sampling
@@ -84,6 +84,22 @@ def test_of_many_layers_some_are_sketched_in_turn():
     assert min(counts) > 0.5 * max(counts), "each about as often"
 
 
+def test_a_pass_checks_layers_of_later_updates_too():
+    policy, passes = Stack(depth=CHECKED + 3), list[int]()
+    sketch, x = GradientSketch(policy, 0), {"x": torch.randn(4, 3, 6)}
+
+    def evaluate(records: Any) -> Evaluation:
+        passes.append(len(records["x"]))
+        return policy.evaluate(records, None)
+
+    for iteration in range(80):
+        with sketch.measuring(2, iteration, CPU), sketch.records(torch.arange(4) % 2, 2, CPU, 1.0):
+            sketch.check(evaluate, x)
+    assert passes == [2, 2]
+    assert sketch._checked == set(sketch.layers)
+    assert not sketch.unfit
+
+
 def test_frozen_layers_and_the_value_head_are_left_out():
     policy = FakePolicy(value_head=True)
     policy.body[0].weight.requires_grad_(False)
@@ -129,7 +145,7 @@ def test_the_check_takes_no_memory_and_draws_nothing():
         policy.peak = 0
         torch.manual_seed(1)
         with sketch.measuring(2, 0, CPU):
-            assert len(sketch._checked) == LAYERS * (number == 2)
+            assert len(sketch._checked) == len(sketch.layers) * (number == 2)
             with sketch.records(groups, 2, CPU, 1.0) if number else nullcontext():
                 sketch.check(policy.evaluate, x)
                 policy.evaluate(x).logprobs.sum().backward()

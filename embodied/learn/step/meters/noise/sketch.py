@@ -34,6 +34,9 @@ SIZE = 32
 LAYERS = 2
 """Layers that are sketched in an update."""
 
+CHECKED = 16
+"""Most layers that a pass checks, whose outputs it keeps."""
+
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
@@ -140,12 +143,12 @@ class GradientSketch:
     def check(self, evaluate: Callable[[Mapping[str, Tensor]], Evaluation], records: Mapping[str, Tensor]) -> None:
         """Checks of each drawn layer once which rows are those of a record: the log-probs of one must have no gradient
         in the rows of another. Two records of different groups have a pass of their own for it, which leaves the random
-        generators as they were. Call it before the forward pass.
+        generators as they were and checks some layers of later updates too. Call it before the forward pass.
 
         Args:
             records: of the pass, tensors [m, …].
         """
-        now, names = self._pass, self._unchecked
+        now, names = self._pass, self._with_more(self._unchecked)
         others = [] if now is None or not names else (now.groups != now.groups[0]).nonzero().flatten().tolist()
         if not others:  # whoever has a row, its group is right
             return
@@ -165,6 +168,11 @@ class GradientSketch:
                     if place is None or (grad is not None and bool(_table(grad, *place)[1:].any())):
                         self.unfit.add(name)
         self._pass = now
+
+    def _with_more(self, names: set[str]) -> set[str]:
+        """Returns layers with others that were not checked, up to :data:`CHECKED`; none if there are none."""
+        more = [name for name in self.layers if name not in self._checked | names] if names else []
+        return names | {*more[: CHECKED - len(names)]}
 
     @contextmanager
     def _outputs(self, names: set[str]) -> Iterator[list[tuple[str, Tensor]]]:
