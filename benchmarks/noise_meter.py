@@ -10,7 +10,8 @@ gradients have a signal and noise. Three policies:
 - ``cpu_share``: CPU time of an update with the meter over that without, minus 1; in turns, medians over rounds, once
   all layers are checked. ``updates_that_check``: before that, a pass of two records more in each of the first updates.
 - ``noise_scale``: over some updates at the same weights, from the gradients of all trained weights of each
-  group (``exact``; a backward pass a group), and from the sketches. Both are ratios of means over all updates.
+  group (``exact``; a backward pass a group), and from the sketches, with three seeds. Both are ratios of means over all
+  updates.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ POLICIES: Mapping[str, tuple[Mapping[str, Any], int]] = {  # settings, pictures
 SIZES = {"mlp": (8, 8, 5, 64, 50, 61)}
 """Groups, episodes of a group, chunks of an episode, records of a pass, updates, rounds."""
 SMALL = (4, 4, 1, 8, 40, 61)  # of policies with pictures: an update of 16 records takes half a second or more
+SEEDS = (0, 1, 2)
+"""Of the layers that are drawn, and of the projections."""
 
 Collected = tuple[dict[str, np.ndarray], list[EpisodeResult]]
 
@@ -180,17 +183,20 @@ def whole_mean(updates: Sequence[Tensor], episodes: int) -> dict[str, float]:
 
 
 def distance(bench: Bench) -> dict[str, Any]:
-    """Noise scales from whole gradients and from sketches, over the same updates."""
-    exact, episodes = [], bench.args.groups * bench.args.group
-    with sketches(bench.trainer) as sketched:
-        for number in range(bench.args.updates):
-            collected = bench.episodes(number)
-            exact.append(group_gradients(bench.trainer, collected))
-            bench.trainer.update(*collected, number)
-    averaged = bench.trainer.noise.metrics(episodes)
-    found = {"exact": whole_mean(exact, episodes), "sketch": whole_mean(sketched, episodes), "metrics": averaged}
-    ratio = found["sketch"]["noise_scale_episodes"] / found["exact"]["noise_scale_episodes"]
-    return {**found, "sketch over exact": ratio, "layers": len(bench.trainer.noise._sketch.layers)}
+    """Noise scales from whole gradients and from sketches of each seed, over the same updates."""
+    episodes, updates = bench.args.groups * bench.args.group, range(bench.args.updates)
+    exact = [group_gradients(bench.trainer, bench.episodes(number)) for number in updates]
+    found: dict[str, Any] = {"exact": whole_mean(exact, episodes), "sketch": [], "metrics": []}
+    for seed in SEEDS:
+        trainer = bench.made(True, epochs=1)
+        trainer.noise._sketch._seed = seed
+        with sketches(trainer) as sketched:
+            for number in updates:
+                trainer.update(*bench.episodes(number), number)
+        found["sketch"].append(whole_mean(sketched, episodes))
+        found["metrics"].append(trainer.noise.metrics(episodes))
+    ratios = [one["noise_scale_episodes"] / found["exact"]["noise_scale_episodes"] for one in found["sketch"]]
+    return {**found, "sketch over exact": ratios, "layers": len(bench.trainer.noise._sketch.layers)}
 
 
 def share(bench: Bench) -> dict[str, Any]:
@@ -208,7 +214,8 @@ def share(bench: Bench) -> dict[str, Any]:
             seconds[on].append(time.process_time() - began)
     ratios = [on / off - 1 for on, off in zip(seconds[True][1:], seconds[False][1:], strict=True)]
     return {"cpu_s_with": spread(seconds[True][1:]), "cpu_s_without": spread(seconds[False][1:]),
-            "updates_that_check": checks, "cpu_share": median(ratios), "cpu_share_of_rounds": spread(ratios)}  # fmt: skip
+            "updates_that_check": checks, "cpu_share": median(ratios),
+            "cpu_share_of_rounds": spread(ratios)}  # fmt: skip
 
 
 def main(given: Sequence[str] | None = None) -> None:
