@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import os
 import random
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -114,6 +115,7 @@ REFILLS = (
     "algorithm.filter_reward_metric=success",
 )
 VALUES = ("algorithm=ppo", "algorithm.group_size=4", "algorithm.rollout_epoch=4")
+CUT = ("env.train.max_episode_steps=2",)  # of three turns, so that the values of final observations are asked for
 TOKENS = ("algorithm.reward_type=token_level", "actor.model.value_type=token_level", "actor.model.value_head=true")
 JUDGED = ("reward.use_reward_model=true", "reward.model._target_=stub_reward_models.CountsB")
 DRAWN = ("algorithm.sampling_params.repetition_penalty=1.3", "algorithm.sampling_params.stop=['12']")
@@ -143,8 +145,8 @@ def killing() -> Iterator[None]:
     ("keys", "rough"),
     [
         pytest.param((*FAKE, *REFILLS), LANES, id="refills"),
-        pytest.param((*FAKE, *VALUES), (), id="values", marks=pytest.mark.slow),
-        pytest.param((*FAKE, *VALUES, *TOKENS), LANES, id="token values", marks=pytest.mark.slow),
+        pytest.param((*FAKE, *VALUES, *CUT), (), id="values", marks=pytest.mark.slow),
+        pytest.param((*FAKE, *VALUES, *TOKENS, *CUT), LANES, id="token values", marks=pytest.mark.slow),
         pytest.param((*FAKE, *JUDGED), LANES, id="judged", marks=pytest.mark.slow),
         pytest.param((*FAKE, "algorithm.loss_type=tis"), (), id="tis", marks=pytest.mark.slow),
         pytest.param((*NETWORK, *DRAWN), LANES, id="network", marks=pytest.mark.slow),
@@ -249,19 +251,46 @@ def test_a_run_that_was_stopped_amid_texts_ends_as_one_that_never_was(monkeypatc
     assert outcome() == calm
 
 
-RANKS = ("actor.fsdp_config.strategy=replicate",)
+def with_two(*keys: str, name: str = "run") -> tuple[int, str]:
+    """Exit status and errors of a run of two processes."""
+    ranks = ("actor.fsdp_config.strategy=replicate", "algorithm.max_staleness=2", f"runner.experiment_name={name}")
+    launch = [HELPERS / "fork_ranks.py", "2", "embodied.train", *keys, *ranks, "--config-dir", CONFIG]
+    done = warm.python(launch, env={"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{HELPERS}:{HELPERS.parents[1]}"})
+    return done.returncode, done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", [FAKE, NETWORK], ids=["fake", "network"])
 def test_two_processes_give_the_same_bits_with_other_slots_and_lanes(keys):
-    for name, more in (("calm", ()), ("other", (*SLOTS, "rollout.policy_batch=1"))):
-        words = [*keys, *RANKS, *more, "algorithm.max_staleness=2", f"runner.experiment_name={name}"]
-        launch = [str(HELPERS / "fork_ranks.py"), "2", "embodied.train", *words, "--config-dir", CONFIG]
-        paths = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{HELPERS}:{HELPERS.parents[1]}"}
-        done = warm.python(launch, env=paths)
-        assert done.returncode == 0, done.stderr
+    assert with_two(*keys, name="calm")[0] == 0
+    assert with_two(*keys, *SLOTS, "rollout.policy_batch=1", name="other")[0] == 0
     assert outcome("other") == outcome("calm")
     rows = [row for row in rows_of("runs/calm") if row["step"]]
     assert [row["train/staleness_max"] for row in rows] == [0, 1, 2, 2, 2, 2]
     assert min(row["train/grad_norm"] for row in rows) > 0
+
+
+@pytest.mark.slow
+def test_two_processes_of_which_one_is_stopped_amid_texts_go_on():
+    keys = (*FAKE, *REFILLS, "actor.model._target_=slow_policies.StoppedOnce", "actor.micro_batch_size=8")
+    status, said = with_two(*keys)
+    assert (status, Path("stopped").exists()) == (1, True), said
+    assert len(rows_of("runs/run")) < ITERATIONS
+    assert with_two(*keys)[0] == 0
+    assert with_two(*keys, name="calm")[0] == 0
+    assert outcome() == outcome("calm")
+
+
+def test_a_dry_run_counts_the_sets_of_weights_and_the_rows(capsys):
+    """Lanes of each version: ``tests/run/memory/test_memory.py``."""
+    found = {}
+    for lag in (0, 2):
+        assert run(*NETWORK, "runner.dry_run=true", lag=lag) == 0
+        said = capsys.readouterr().out
+        kept = {
+            name: re.search(rf"(?<!\w ){name} ([\d.]+) MiB", said) for name in ("trained weights", "weights that act")
+        }
+        trained, acting = (0.0 if one is None else float(one[1]) for one in kept.values())
+        found[lag] = int(re.findall(r"slab +(\d+) records", said)[0]), acting / trained
+    assert found[2][0] == 3 * found[0][0]
+    assert (found[0][1], found[2][1]) == (0, pytest.approx(2, rel=0.3)), "it says tenths of a MiB"

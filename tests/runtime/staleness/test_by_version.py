@@ -141,11 +141,11 @@ def test_a_cancelled_request_is_answered_by_nobody_wherever_it_waits(polls):
 
 def test_values_are_those_of_the_requests_version_amid_others():
     weights, port = begun()
-    port.submit(requests(5, 5, 5))
+    port.submit(requests(5, 5, 5, 4))
     port.poll()
-    port.value([Request(-1, 9, 9, 3, 2)])
+    port.value([Request(-1, 9, 9, 3, 5), Request(-2, 8, 8, 3, 2)])
     port.poll()
-    assert weights.calls == [(5, [0, 1]), (2, [-1]), (5, [2])]
+    assert weights.calls == [(4, [3]), (5, [-1]), (2, [-2]), (5, [0, 1])]
 
 
 @pytest.mark.parametrize("how", ["end", "begin"])
