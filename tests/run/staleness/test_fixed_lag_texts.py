@@ -281,6 +281,7 @@ def test_two_processes_of_which_one_is_stopped_amid_texts_go_on():
     assert outcome() == outcome("calm")
 
 
+@pytest.mark.slow
 def test_a_dry_run_counts_the_sets_of_weights_and_the_rows(capsys):
     """Lanes of each version: ``tests/run/memory/test_memory.py``."""
     found = {}
