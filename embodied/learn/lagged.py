@@ -17,11 +17,10 @@ from typing import Any
 
 from torch import Tensor
 
-from embodied.errors import ConfigError
 from embodied.learn.acting import Acting, check_acts_alone, copy_of, make_acting
 from embodied.learn.step.reference import OtherWeights
 from embodied.parallel.sharding import Parallel
-from embodied.protocols import Decodes, HasExtraState, Policy
+from embodied.protocols import HasExtraState, Policy
 
 
 class Lagged(Acting):
@@ -31,17 +30,11 @@ class Lagged(Acting):
         present: version of the present weights while they may act; None while an update changes them.
 
     Raises:
-        ConfigError: the policy cannot be copied, or keeps what it computed with earlier weights.
+        ConfigError: the policy cannot be copied.
     """
 
     def __init__(self, policy: Policy, lag: int) -> None:
         super().__init__(policy)
-        if isinstance(policy, Decodes):
-            raise ConfigError(
-                f"algorithm.max_staleness is {lag}, and {type(policy).__name__} decodes in lanes: the keys and values "
-                "of a lane are those of one version of the weights, and from 2 on several act at a time",
-                "set algorithm.max_staleness=1",
-            )
         self._learns, self.policy, self._lag = policy, copy_of(policy), lag
         self._sets = [OtherWeights(policy) for _ in range(lag)]
         self._versions = [0] * lag

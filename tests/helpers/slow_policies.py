@@ -1,11 +1,13 @@
-"""Policies that take as long as large ones, for tests of what happens meanwhile."""
+"""Policies that take as long as large ones, or are stopped, for tests of what happens meanwhile."""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 
-from embodied.testing import FakePolicy
+from embodied.testing import FakePolicy, FakeTextPolicy
 
 
 class Slow(FakePolicy):
@@ -28,3 +30,17 @@ class Slow(FakePolicy):
 def _take(seconds: float) -> None:
     if not Path("hurry").exists():
         time.sleep(seconds)
+
+
+class StoppedOnce(FakeTextPolicy):
+    """The last of two processes gets SIGTERM in the fourth pass of its updates, unless the file ``stopped`` lies in the
+    working directory."""
+
+    passes = 0
+
+    def evaluate(self, records, sampling, distribution=False):
+        self.passes += 1
+        if self.passes == 4 and os.environ["RANK"] == "1" and not Path("stopped").exists():
+            Path("stopped").touch()
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().evaluate(records, sampling, distribution)

@@ -6,7 +6,7 @@ import random
 import time
 from pathlib import Path
 
-from embodied.testing import FakeEnv
+from embodied.testing import FakeEnv, FakeTextEnv
 
 
 class Erratic(FakeEnv):
@@ -54,3 +54,24 @@ class Straggles(FakeEnv):
                 (self._folder / "in-vain").touch()
                 return
             time.sleep(0.001)
+
+
+class ErraticText(FakeTextEnv):
+    """Each verdict takes a time of its own, from no seed. One, in the whole run, never comes.
+
+    Args:
+        hangs: a file that says that it has hung already; None = all verdicts come.
+    """
+
+    keys_without_start = ("hangs",)
+
+    def __init__(self, hangs: str | None = None, **kwargs):
+        super().__init__(**kwargs)
+        self._hangs = None if hangs is None else Path(hangs)
+
+    def step(self, action):
+        if self._hangs is not None and self._turn == 1 and not self._hangs.exists():
+            self._hangs.touch()
+            time.sleep(3600)
+        time.sleep(random.SystemRandom().uniform(0, 0.004))
+        return super().step(action)

@@ -175,13 +175,16 @@ class Simulators:
         own = config.algorithm.val_rollout_batch_size_per_gpu if side.name == "eval" else None
         rows = own or rows_of_call(model.policy, config.rollout, slots_of_call(slots, self.processes))
         eager = config.rollout.eager(rows)
-        if isinstance(model.policy, Decodes):
-            return Decoder(model.policy, slab, side.spec, model.device, rows, self._probe_once, eager)
-        port = OnePass(
-            model.policy, slab, side.spec, model.device, rows,
-            fixed_shape=config.runner.deterministic or not eager, enforce_eager=eager, before_act=self._probe_once,
-        )  # fmt: skip
-        return port if self._use is None else ByVersion(port, self._use)
+
+        def make() -> PolicyPort:
+            if isinstance(model.policy, Decodes):
+                return Decoder(model.policy, slab, side.spec, model.device, rows, self._probe_once, eager)
+            return OnePass(
+                model.policy, slab, side.spec, model.device, rows,
+                fixed_shape=config.runner.deterministic or not eager, enforce_eager=eager, before_act=self._probe_once,
+            )  # fmt: skip
+
+        return make() if self._use is None else ByVersion(make, self._use)
 
     def gather(self, stop: Interruptible, work: Callable[[], T], group: Gathers | None = None) -> list[T]:
         """Runs ``work`` in every process and gathers the results by rank.

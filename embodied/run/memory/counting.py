@@ -32,7 +32,7 @@ from embodied.run.build.demonstrations import Demonstrated
 from embodied.run.build.given import ConfiguredEnv, Sides
 from embodied.run.build.shares import only_evaluates, slots_of
 from embodied.run.build.simulators import rows_of_call
-from embodied.run.memory.footprint import NOTHING, Footprint, Gathered, Pass, Passes, Weights, footprint
+from embodied.run.memory.footprint import NOTHING, Footprint, Gathered, Pass, Passes, Weights, footprint, sets_that_act
 from embodied.run.memory.prompts import longest
 from embodied.run.memory.recompute_switch import SWITCH, switched_off, switched_on
 from embodied.run.memory.shards import share_of, whole_of
@@ -257,8 +257,8 @@ class _Counter:
             return {name: field[:1].clone() for name, field in decision.fields.items()}, most, given
 
     def _lanes(self, policy: Decodes, rows: int) -> tuple[int, int]:
-        """Bytes that lanes of texts add while they are written: caches of keys and values for the longest texts, with
-        the prefill or a step beside them, whichever takes more; and bytes of a CUDA graph of that step."""
+        """Bytes that lanes add: caches of keys and values for the longest texts, one for each version that acts, beside
+        the fullest moment of prefill and step; and bytes of a CUDA graph of that step."""
         with self._live:
             known = self._observations(self._policy, rows)
         obs = self._readable(known)
@@ -273,7 +273,8 @@ class _Counter:
             decoding.widest_step()
             step = self._live.peak
             decoding.end()
-        return max(most, step) - before, step - held
+        sets = sets_that_act(self._config)
+        return max(most, step) - before + (held - before) * sets * (sets > 1), step - held
 
     def _update(self, policy: Policy, decision: Mapping[str, Tensor] | None) -> Pass:
         """One forward and backward pass of a micro-batch, into gradients that are there."""
@@ -323,8 +324,7 @@ class _Counter:
         if not self._config.runner.task.supervised:
             episodes = schema.episodes_per_iteration(self._config)
             records = min(records, episodes * -(-self._side.max_steps // self._policy.spec.num_action_chunks))
-        together = schema.context_parallel_size(self._config)
-        records = math.ceil(records * together / self._processes.of("train").size)
+        records = math.ceil(records * schema.context_parallel_size(self._config) / self._processes.of("train").size)
         parts = math.ceil(records / actor.micro_batch_size)
         return math.ceil(records / parts), parts > 1
 

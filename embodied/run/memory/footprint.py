@@ -199,7 +199,7 @@ def _lasting(config: schema.Config, weights: Weights) -> dict[str, int]:
 
 def sets_that_act(config: schema.Config) -> int:
     """Counts the copies of the trained weights that the policies that act in training have of their own."""
-    if config.runner.task.supervised:
+    if config.runner.only_eval or config.runner.task.supervised:
         return 0
     return max(config.algorithm.max_staleness, int(config.runner.weight_sync_interval > 1))
 

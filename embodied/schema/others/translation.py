@@ -315,9 +315,9 @@ def staleness(row: Row, value: Any, get: Lookup) -> Translation:
 
 
 def lag_within(row: Row, limit: Any) -> Translation:
-    """Translates a limit of the age of weights. Here it is a fixed lag, and texts have one of 1 at most."""
+    """Translates a limit of the age of weights. Here it is a fixed lag, and 1 is the least beside updates."""
     if isinstance(limit, int | float) and limit > 1:
-        return Translation({row.ours[0]: 1}, "derived", f"at most {limit:g} there, always 1 here: texts have no more")
+        return Translation({row.ours[0]: 1}, "derived", f"at most {limit:g} there, a fixed lag here: 1 is the least")
     return Translation({row.ours[0]: limit}, "renamed")
 
 

@@ -161,7 +161,8 @@ def check_age_of_weights(config: Config) -> None:
         return
     if rollout.backend != "native":
         raise ConfigError(
-            f"{late}, and rollout.backend {rollout.backend}: an engine is not given weights while an update runs",
+            f"{late}, and rollout.backend {rollout.backend}: an engine has one set of weights, and is given others "
+            "between two rollouts, when no update runs",
             "set algorithm.max_staleness=0, or rollout.backend=native",
         )
     if (together := context_parallel_size(config)) > 1:

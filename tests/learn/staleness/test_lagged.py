@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from embodied.errors import ConfigError
 from embodied.learn.lagged import Lagged, acting_of
 from embodied.testing import FakePolicy, FakeTextPolicy
 
@@ -88,8 +87,6 @@ def test_a_checkpoint_of_another_lag_gives_all_sets_its_present_weights():
         assert [acts(resumed, resumed.version_of(rollout)) for rollout in (6, 7)] == [6, 6]
 
 
-def test_a_policy_that_decodes_in_lanes_is_refused():
-    with pytest.raises(ConfigError, match="decodes in lanes") as failed:
-        acting_of(FakeTextPolicy(), 2, 1)
-    assert "set algorithm.max_staleness=1" in str(failed.value)
-    assert acting_of(FakeTextPolicy(), 1, 1).policy
+def test_what_acts_is_of_one_kind_for_robots_and_texts():
+    for policy in (FakePolicy(), FakeTextPolicy()):
+        assert [type(acting_of(policy, lag, 1)).__name__ for lag in range(4)] == ["Acting", "Apart", "Lagged", "Lagged"]

@@ -134,7 +134,7 @@ def test_lanes_take_what_a_decoder_takes(tmp_path, more):
         decoding = policy.decoding(lanes)
         decoding.begin(sampling)
         decoding.admit(range(lanes), obs, noise)
-        steps = 0
+        held, steps = live.now - before, 0
         while not decoding.step():
             steps += 1
     assert steps == policy.settings.max_new_tokens - 1
@@ -144,6 +144,9 @@ def test_lanes_take_what_a_decoder_takes(tmp_path, more):
     assert real.passes.graphs == 0, "rollout.enforce_eager"
     graphs = counted(checked_of(tmp_path, *TEXTS, *more, "rollout.enforce_eager=false"), limit=0).passes.graphs
     assert 0 < graphs < real.passes.act
+    late = [counted(checked_of(tmp_path, *TEXTS, *more, f"algorithm.max_staleness={s}"), limit=0) for s in (1, 2)]
+    further = [found.passes.act - real.passes.act for found in late]
+    assert further == pytest.approx([0, 2 * held], rel=1e-3), "of 2 and more, lanes for each version"
 
 
 def test_the_fullest_moment(tmp_path):

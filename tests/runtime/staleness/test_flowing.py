@@ -45,7 +45,7 @@ class Weights:
 
 
 def flowing(rig: Rig, weights: Weights, kind: type[Flowing] = Flowing, **schedule: Any) -> Flowing:
-    port = ByVersion(OnePass(rig.policy, rig.slab, rig.env.spec, CPU, 4), weights)
+    port = ByVersion(lambda: OnePass(rig.policy, rig.slab, rig.env.spec, CPU, 4), weights)
     rule = Schedule(**{"lockstep": False, "min_batch": 1, **schedule})
     return kind(rig.pool, port, RecordStore(rig.slab), 4, rule, Sections())
 

@@ -184,8 +184,8 @@ class AlgorithmConfig(Section):
         "iteration then trains on what the weights of one iteration before have done; of s, on what those of s "
         "iterations before have done, and the first s have the first weights. From 2 on an env slot that finds no "
         "episode left in an iteration runs one of the next, so that none waits for the last episodes; this takes s "
-        "copies of what is trained. The lag depends on the iteration alone, never on time. 0 = rollout and update in "
-        "turn. Evaluations always have the present weights.",
+        "copies of what is trained, and of texts keys and values of s + 1 versions. The lag depends on the iteration "
+        "alone, never on time. 0 = rollout and update in turn. Evaluations always have the present weights.",
     )
     aipo_rho: float = Field(
         5.0,
