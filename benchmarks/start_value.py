@@ -24,8 +24,7 @@ import argparse
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -130,11 +129,40 @@ class OfMemory:
         )
 
     def __call__(self, returns: np.ndarray, starts: np.ndarray, tasks: np.ndarray) -> np.ndarray:
-        values = torch.from_numpy(returns + self._drift * self._iteration)
-        seen = Seen(values, torch.from_numpy(tasks), torch.from_numpy(starts), torch.from_numpy(starts))
+        found = self.advantages(returns, starts, tasks)
+        self.remember(returns, starts, tasks)
+        return found
+
+    def advantages(self, returns: np.ndarray, starts: np.ndarray, tasks: np.ndarray) -> np.ndarray:
+        seen = self._seen(returns, starts, tasks)
         found = self._memory.baselines(seen, self._memory.prior, self._half_life is not None)
-        self._memory, self._iteration = self._memory.after(seen, self._half_life), self._iteration + 1
-        return (values - found.values).numpy()
+        return (seen.returns - found.values).numpy()
+
+    def remember(self, returns: np.ndarray, starts: np.ndarray, tasks: np.ndarray) -> None:
+        self._memory = self._memory.after(self._seen(returns, starts, tasks), self._half_life)
+        self._iteration += 1
+
+    def _seen(self, returns: np.ndarray, starts: np.ndarray, tasks: np.ndarray) -> Seen:
+        values = torch.from_numpy(returns + self._drift * self._iteration)
+        return Seen(values, torch.from_numpy(tasks), torch.from_numpy(starts), torch.from_numpy(starts))
+
+
+class OfOthers(OfMemory):
+    """As :class:`OfMemory`, but what is remembered are other episodes of the pool than those that are learnt from: a
+    pool of few episodes of a start shows each again and again, which a training does not.
+
+    Args:
+        remembered: draws of the pool's first halves; each call takes the next.
+    """
+
+    def __init__(self, pool: Pool, remembered: Iterator[np.ndarray], *args: Any) -> None:
+        super().__init__(*args)
+        self._pool, self._remembered = pool, remembered
+
+    def __call__(self, returns: np.ndarray, starts: np.ndarray, tasks: np.ndarray) -> np.ndarray:
+        found, chosen = self.advantages(returns, starts, tasks), next(self._remembered)
+        self.remember(self._pool.returns[chosen], self._pool.starts[chosen], self._pool.tasks[chosen])
+        return found
 
 
 class Pool:
@@ -147,23 +175,30 @@ class Pool:
         self.sketches, self.successes = stored["sketch"].astype(np.float64), stored["success"]
         self.episodes_of = [np.flatnonzero(self.starts == start) for start in range(self.starts.max() + 1)]
 
-    def updates(self, group: int, count: int, seed: int) -> list[np.ndarray]:
-        """Draws ``count`` updates: each start once before any comes twice, and other episodes of it each time."""
+    def updates(self, group: int, count: int, seed: int, half: int | None = None) -> list[np.ndarray]:
+        """Draws ``count`` updates: each start once before any comes twice, and other episodes of it each time.
+
+        Args:
+            half: of each start's episodes, 0 or 1, to draw from; None: all.
+        """
+        own = self.episodes_of if half is None else [episodes[half::2] for episodes in self.episodes_of]
         random, order, found = np.random.default_rng(seed), list[int](), []
         for _ in range(count):
             while len(order) < EPISODES // group:
                 order += random.permutation(len(self.episodes_of)).tolist()
             chosen, order = order[: EPISODES // group], order[EPISODES // group :]
-            found.append(np.concatenate([random.permutation(self.episodes_of[start])[:group] for start in chosen]))
+            found.append(np.concatenate([random.permutation(own[start])[:group] for start in chosen]))
         return found
 
 
-def measure(pool: Pool, group: int, make: Callable[[], Advantages], count: int, warmup: int = 8) -> dict[str, float]:
+def measure(
+    pool: Pool, group: int, make: Callable[[int], Advantages], count: int, half: int | None = None, warmup: int = 8,
+) -> dict[str, float]:  # fmt: skip
     """Measures the gradients of updates with one estimator, in 20 runs of ``count`` updates behind ``warmup``."""
     gradients, squares = [], []
     for seed in range(20):
-        estimate = make()
-        for number, chosen in enumerate(pool.updates(group, warmup + count, seed)):
+        estimate = make(seed)
+        for number, chosen in enumerate(pool.updates(group, warmup + count, seed, half)):
             found = estimate(pool.returns[chosen], pool.starts[chosen], pool.tasks[chosen])
             if number >= warmup:
                 gradients.append(found @ pool.sketches[chosen] / len(chosen))
@@ -187,12 +222,18 @@ def report(out: Path, drift: float, count: int) -> dict[str, Any]:
 def compared(pool: Pool, drift: float, count: int) -> dict[str, Any]:
     """Compares the estimators on the episodes of ``pool``."""
     tasks, starts = int(pool.tasks.max()) + 1, len(pool.episodes_of)
-    kinds: dict[str, tuple[int, Callable[[], Advantages]]] = {
-        f"{name}, groups of {group}": (group, partial(OfGroups, name)) for group in (8, 4, 2) for name in GROUPED
-    }
+    memory, found = (tasks, starts, 8.0, drift), {}
+    for group in (8, 4, 2):
+        for name in GROUPED:
+            found[f"{name}, groups of {group}"] = measure(pool, group, lambda _, name=name: OfGroups(name), count)
     for group in (1, 2, 4, 8):
-        kinds[f"start_value, groups of {group}"] = group, partial(OfMemory, tasks, starts, 8.0, drift)
-    found = {name: measure(pool, group, make, count) for name, (group, make) in kinds.items()}
+        found[f"start_value, groups of {group}"] = measure(pool, group, lambda _: OfMemory(*memory), count)
+    for group in (1, 2, 4):
+
+        def make(seed: int, group: int = group) -> Advantages:
+            return OfOthers(pool, iter(pool.updates(group, 8 + count, 100 + seed, 0)), *memory)
+
+        found[f"start_value, groups of {group}, others remembered"] = measure(pool, group, make, count, 1)
     within = float(np.mean([pool.returns[own].var(ddof=1) for own in pool.episodes_of if len(own) > 1]))
     facts = {
         "episodes": len(pool.returns), "starts": starts, "tasks": tasks, "success": float(pool.successes.mean()),
@@ -225,7 +266,7 @@ def show(found: Mapping[str, Any]) -> None:
     for name, row in found["estimators"].items():
         scale, relative = row["noise_scale"], row["noise_scale"] / usual["noise_scale"]
         print(
-            f"{name:28s} noise scale {scale:8.1f} ({relative:5.2f} of grpo's)  A² {row['advantage_square']:.4f}"
+            f"{name:46s} noise scale {scale:8.1f} ({relative:5.2f} of grpo's)  A² {row['advantage_square']:.4f}"
             f"  tr Σ {row['noise']:.3e}  |G|² {row['signal']:.3e}"
         )
 
