@@ -6,12 +6,13 @@
     python benchmarks/start_value.py made                                      # a made-up problem, in a minute
 
 ``collect`` plays whole passes through the starts with one policy. It keeps the return of each episode, and its score,
-the gradient of the mean log-prob of its tokens, as a count sketch (Charikar et al., 2002). An update's gradient is then
-the mean of advantage times score over its episodes, for any estimator. ``report`` draws updates of 64 episodes from
-them and gives, for each estimator, the variance of the update's gradient (its trace), its noise scale in episodes
-``tr Σ · B / |G|²`` (arXiv 1812.06162, equation 2.8; |G|² without the bias of the noise), and the mean square of the
-advantages. The policy stands still, so the memory is as good as it can be; ``--drift`` adds so much to all returns an
-iteration, as if the policy became better at that rate.
+the gradient of the mean log-prob of its tokens, as a count sketch (Charikar et al., 2002). An update's gradient is
+then the mean of advantage times score over its episodes, for any estimator. ``report`` draws updates of 64 episodes
+from them and gives, for each estimator, the variance of the update's gradient (its trace), its noise scale in episodes
+``tr Σ · B / |G|²`` (arXiv 1812.06162, equation 2.8; |G|² without the bias of the noise, of the draws and of the pool),
+and the mean square of the advantages. ``collect`` with a larger ``runner.max_epochs`` adds episodes. The policy stands
+still, so the memory is as good as it can be; ``--drift`` adds so much to all returns an iteration, as if the policy
+became better at that rate.
 
 ``made`` has 90 starts of 3 tasks. An episode makes 5 choices of 4 by softmax(W x), x the start's 32 features, half of
 them its task's; it succeeds if as many choices are right as its start needs, 0 to 6 around 1.5 with ``--spread``. So
@@ -52,10 +53,14 @@ Advantages = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 class Sketches:
-    """Keeps the return, the start and the sketched score of each episode that a trainer is given."""
+    """Keeps the return, the start and the sketched score of each episode that a trainer is given, after those that the
+    file has already."""
 
     def __init__(self, file: Path) -> None:
         self._file, self._rows, self._hash = file, list[dict[str, Any]](), list[tuple[torch.Tensor, torch.Tensor]]()
+        if file.exists():
+            stored = dict(np.load(file))
+            self._rows = [dict(zip(stored, row, strict=True)) for row in zip(*stored.values(), strict=True)]
 
     def add(self, trainer: Trainer, arrays: Mapping[str, np.ndarray], results: Any) -> None:
         own, layout = trainer._own(arrays, results), trainer._objective.layout
@@ -205,7 +210,8 @@ def measure(
                 squares.append(np.mean(found**2))
     stacked = np.stack(gradients)
     noise = float(stacked.var(axis=0, ddof=1).sum())
-    signal = float((stacked.mean(axis=0) ** 2).sum()) - noise / len(stacked)
+    episodes = len(pool.returns) if half is None else len(pool.returns) / 2
+    signal = float((stacked.mean(axis=0) ** 2).sum()) - noise / len(stacked) - noise * EPISODES / episodes
     return {
         "noise": noise,
         "signal": signal,
