@@ -20,7 +20,7 @@ from embodied.cluster.first_cause import cause_of
 from embodied.cluster.launch import Job, Local, Watch
 from embodied.errors import ClusterError, ConfigError, RankError
 
-PLACED = Placed(["a (198.18.0.1)", "b (198.18.0.2)"], 2)
+PLACED = Placed(["a (198.18.0.1)", "b (198.18.0.2)"], [2, 2])
 LOST = Lost(1, "id-b", "it has not answered for 5 s")
 
 
@@ -194,7 +194,7 @@ def test_a_lost_node_starts_the_run_again_without_it(tmp_path, starts):
     assert starts[0] == (["-m", "x", "runner.resume_dir=null"], [], [])
     arguments, shapes, lost = starts[1]
     assert arguments == ["-m", "x", "runner.resume_dir=auto"]
-    assert [tuple(shape) for shape in shapes] == [(2, 2), (1, 4), (1, 2)]
+    assert [shape.counts for shape in shapes] == [(2, 2), (4,), (2,)]
     assert lost == ["id-b"]
     assert any("restart 1 of 1" in text and "is lost" in text for text in said)
 
