@@ -240,11 +240,14 @@ def _devices(devices: Iterable[int]) -> str:
 def _nodes(names: Sequence[str]) -> str:
     """Formats the nodes of some things, with a name for each thing.
 
-    >>> _nodes(["a", "a", "b", "b"]), _nodes(["a"]), _nodes(["a", "b", "c"])
-    ('a and b, 2 on each', 'a', '3 nodes, a … c')
+    >>> _nodes(["a", "a", "b", "b"]), _nodes(["a"]), _nodes(["a", "b", "c"]), _nodes(["a", "a", "b"])
+    ('a and b, 2 on each', 'a', '3 nodes, a … c', 'a (2) and b (1)')
     """
     counts = Counter(names)
     nodes = list(counts)
+    if len({*counts.values()}) > 1 and len(nodes) <= MOST_ROWS:
+        *first, last = (f"{node} ({count})" for node, count in counts.items())
+        return f"{', '.join(first)} and {last}"
     told = " and ".join(nodes) if len(nodes) < 3 else f"{len(nodes)} nodes, {nodes[0]} … {nodes[-1]}"
     several = len(nodes) > 1 and max(counts.values()) > 1
     return f"{told}, {_several(list(counts.values()))} on each" if several else told

@@ -112,7 +112,7 @@ def _check_started(config: schema.Config, processes: Group, table: PlacementTabl
         raise ConfigError(
             f"{said}, which puts process {own.rank} on {own.node} with {there} processes, and {processes.launcher} has "
             f"started it as number {processes.local_rank} of {processes.local_size} on its machine",
-            f"start {there} on that machine, or {leave}",
+            f"start {there} on that machine (torchrun --node-rank numbers machines), or {leave}",
         )
 
 
@@ -133,7 +133,7 @@ def _started(cluster: schema.ClusterConfig, processes: Group, environment: Mappi
             f"{processes.launcher} has started {each} of {processes.size} processes on this machine, and another "
             "number on others",
             f"start as many on each; or say how many are where, as 2 on the first machine and 1 on the second: "
-            f"cluster.num_gpus_per_node=2 '{PLACEMENT}={{actor,rollout: 0-2}}'; or set cluster.launcher=ray",
+            f"cluster.num_gpus_per_node=2 '{PLACEMENT}={{actor: 0-2, rollout: 0-2}}'; or set cluster.launcher=ray",
         )
     return [Node(f"node-{number}", each) for number in range(nodes)]
 
