@@ -83,6 +83,17 @@ def test_a_rank_s_own_error_and_fix_are_said_once():
     assert cause_of(Ended(1, 1, "Traceback …"), PLACED).again
 
 
+def test_nodes_with_different_numbers_of_ranks_are_told_apart():
+    placed = Placed(["a", "b", "c"], [2, 1, 3])
+    assert launch._places(placed) == "ranks: a: rank 0-1, b: rank 2, c: rank 3-5"
+    texts = [cause_of(Ended(rank, -9), placed).text for rank in (1, 2, 3)]
+    assert [text.split(" was")[0] for text in texts] == ["rank 1 on node a", "rank 2 on node b", "rank 3 on node c"]
+    lost = [cause_of(Lost(node, "id", "gone"), placed).text for node in range(3)]
+    assert lost == ["node a with ranks 0 to 1 is lost: gone", "node b with rank 2 is lost: gone",
+                    "node c with ranks 3 to 5 is lost: gone"]  # fmt: skip
+    assert event_of(as_line(placed)) == placed
+
+
 @pytest.mark.parametrize("status", [130, 143])
 def test_ranks_that_were_stopped_are_no_failure(status):
     watch, told, _ = watched(*(Ended(rank, status) for rank in range(4)), signals=[signal.SIGTERM])

@@ -123,6 +123,14 @@ def test_as_many_ranks_go_on_if_the_nodes_that_are_left_have_room(there, goes_on
     assert fitting(shapes_after_loss(Shape.of(3, 2), lambda size: True), nodes) == goes_on
 
 
+def test_after_different_numbers_any_that_divides_goes_on():
+    """The placement says where they stand, so that their number counts alone."""
+    found = shapes_after_loss(Shape((2, 1)), lambda size: size != 1)
+    assert [(shape.counts, shape.size) for shape in found] == [((2, 1), 3), ((3,), 3), ((2,), 2)]
+    text = str(not_ready(Shape((2, 1)), NODES, "GPU", 60.0))
+    assert text.startswith("the run waited 60 s for 2 + 1 GPU on 2 nodes: b")
+
+
 def test_fewer_ranks_go_on_if_they_can_share_the_work():
     nodes = [Node(str(i), str(i), "", 8, 8) for i in range(3)]
     assert fitting(shapes_after_loss(Shape.of(4, 8), lambda size: size in (32, 16)), nodes) == Shape.of(2, 8)

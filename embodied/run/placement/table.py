@@ -44,6 +44,10 @@ class Planned(Group):
     def name(self) -> str:
         return ""
 
+    @property
+    def device(self) -> int:
+        return 0  # of this machine, which counts for another one
+
 
 def planned(config: schema.Config, processes: Group, settings: Sequence[str] = ()) -> Group:
     """Returns the processes that a dry run plans: those of the cluster that the keys describe, where this process was
