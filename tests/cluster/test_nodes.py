@@ -125,8 +125,8 @@ def test_as_many_ranks_go_on_if_the_nodes_that_are_left_have_room(there, goes_on
 
 def test_after_different_numbers_any_that_divides_goes_on():
     """The placement says where they stand, so that their number counts alone."""
-    found = shapes_after_loss(Shape((2, 1)), lambda size: size != 1)
-    assert [(shape.counts, shape.size) for shape in found] == [((2, 1), 3), ((3,), 3), ((2,), 2)]
+    found = shapes_after_loss(Shape((2, 1, 2)), lambda size: size != 4)
+    assert [shape.counts for shape in found] == [(2, 1, 2), (5,), (3,), (2,), (1,)]
     text = str(not_ready(Shape((2, 1)), NODES, "GPU", 60.0))
     assert text.startswith("the run waited 60 s for 2 + 1 GPU on 2 nodes: b")
 

@@ -168,6 +168,7 @@ def test_a_dry_run_of_another_machine_shows_the_devices(monkeypatch):
     for own, first in ((one, ["simulators", "of rank 0: on device 1 of node-0"]),
                        (two, ["simulators", "of rank 0: on device 2 of node-0"])):  # fmt: skip
         group = planned(own, Group())
+        assert isinstance(group, Planned), "whose devices are not those of this machine"
         shares.check(own, group)
         assert rows(own, group)[1] == first
 
