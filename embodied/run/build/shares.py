@@ -141,10 +141,10 @@ def _check_cluster(cluster: schema.ClusterConfig, processes: Group) -> None:
     """Refuses another number of machines or processes than there are."""
     here, machines = processes.local_size, processes.num_nodes
     asked = processes.launcher == "torchrun"  # the others start what is asked for
-    devices = None if cluster.component_placement is not None else cluster.num_gpus_per_node  # else some may be idle
+    each = None if cluster.component_placement is not None else cluster.num_gpus_per_node  # else some may be idle
     for key, wanted, there, what in (
         ("num_nodes", cluster.num_nodes, machines, "machines"),
-        ("num_gpus_per_node", devices, here, "processes on each machine"),
+        ("num_gpus_per_node", each, here, "processes on each machine"),
     ):
         if asked and wanted not in (None, there):
             command = start_command("torchrun", cluster.num_nodes or machines, cluster.num_gpus_per_node or here)

@@ -70,9 +70,9 @@ class ClusterConfig(Section):
     component_placement: Where | dict[str, Where | dict[str, Where]] | None = Field(
         None,
         description="Which devices do what: all, or {actor: 0-3, rollout: 4-7, env: 4-7}, with ranges and lists, or "
-        "{node_group: LABEL, placement: 0-3}. actor trains, rollout acts, env are the simulators, on devices of the nodes "
-        "of rollout or, with launcher=ray, on nodes without any; inference, critic and reference go with actor, reward "
-        "with rollout. null = each device does everything.",
+        "{node_group: LABEL, placement: 0-3}. actor trains, rollout acts, env are the simulators, on devices of the "
+        "nodes of rollout or, with launcher=ray, on nodes without any; inference, critic and reference go with "
+        "actor, reward with rollout. null = each device does everything.",
     )
     node_groups: list[NodeGroupConfig] | None = Field(
         None,
