@@ -68,8 +68,8 @@ def launch(migration: Migration, devices: int | None) -> tuple[int, int]:
 
 
 def _ranks_of_node(migration: Migration, nodes: int, here: int) -> int:
-    """Returns how many of ``here`` devices of each machine have a process: those of simulators alone have none. Returns
-    ``here`` where machines differ, which a placement of ours does not say to torchrun."""
+    """Returns how many of ``here`` devices of each machine have a process: those of simulators alone have none. Machines
+    that differ are taken to have one on each device."""
     try:
         keys = ClusterConfig(
             component_placement=migration.settings.get(PLACEMENT), node_groups=migration.settings.get(NODE_GROUPS)
