@@ -68,7 +68,7 @@ def launch(migration: Migration, devices: int | None) -> tuple[int, int]:
 
 
 def _ranks_of_node(migration: Migration, nodes: int, here: int) -> int:
-    """Returns how many of ``here`` devices of each machine have a process: those of simulators alone have none. Machines
+    """Returns how many of ``here`` devices of a machine have a process: those of simulators alone have none. Machines
     that differ are taken to have one on each device."""
     try:
         keys = ClusterConfig(
