@@ -37,6 +37,7 @@ from embodied.cluster.nodes import (
     not_ready,
     too_few,
     usual_shape,
+    wanted_of,
     without,
 )
 from embodied.cluster.places import Places, places_on
@@ -64,7 +65,7 @@ class Driver:
         self._answered: dict[int, float] = {}  # when each node last did
         self._head = ""  # its address
         self._places: Places | None = None  # None: Ray chooses the nodes
-        self.each = 0
+        self._where = Placed([], [])
 
     # -- nodes -------------------------------------------------------------------------------------------------------
 
@@ -105,7 +106,7 @@ class Driver:
             return self._by_table(self._plan.placement)
         nodes, what = self.nodes()
         each = self._plan.each or (1 if what == "CPU" else None)
-        shapes = [Shape(*shape) for shape in self._plan.shapes] or [usual_shape(nodes, self._plan.count, each)]
+        shapes = self._shapes() or [usual_shape(nodes, self._plan.count, each)]
         until = time.monotonic() + (BACK_S if self._plan.shapes else 0.0)
         while fitting(shapes[:1], nodes) is None and time.monotonic() < until:
             time.sleep(BEAT_S * 5)
@@ -115,9 +116,13 @@ class Driver:
             raise too_few(shapes[0], nodes, what)
         return shape, what
 
+    def _shapes(self) -> list[Shape]:
+        return [Shape(tuple(counts)) for counts in self._plan.shapes]
+
     def _by_table(self, placing: Placing) -> tuple[Shape, str]:
         """Chooses the nodes by the keys. Raises :class:`EmbodiedError`: the cluster has not what they place."""
-        shapes = [Shape(*shape) for shape in self._plan.shapes]
+        shapes = self._shapes()
+        sizes = [shape.size for shape in shapes]
         until = time.monotonic() + (BACK_S if shapes else 0.0)
         while True:
             nodes, what = self.nodes()
@@ -125,8 +130,9 @@ class Driver:
             try:
                 each = self._plan.each or (1 if what == "CPU" else None)
                 self._places = places_on(nodes, placing, self._plan.count, each)
-                if not shapes or self._places.shape in (shapes if last else shapes[:1]):
-                    return self._places.shape, what
+                shape = self._places.shape
+                if not shapes or shape == shapes[0] or (last and shape.size in sizes):
+                    return shape, what
                 error: EmbodiedError = too_few(shapes[0], nodes, what)
             except EmbodiedError as failed:
                 error = failed
@@ -139,28 +145,30 @@ class Driver:
     def place(self) -> None:
         """Places agents and starts the ranks. Raises :class:`ClusterError`: what keeps the cluster from it."""
         shape, what = self._shape()
-        group = self._group(shape, what)
+        taken = shape if self._places is None else self._places.devices
+        group = self._group(taken, what)
         self._nodes, bundles = self._placed(group)
         self._check_facts()
-        self._start_agents(group, bundles, shape, what)
+        self._start_agents(group, bundles, taken, what)
         self._check_clocks()
-        self._tell(Placed([node.shown for node in self._nodes], shape.each))
+        self._where = Placed([node.shown for node in self._nodes], [*shape.counts])
+        self._tell(self._where)
         self._start_ranks(shape)
 
-    def _group(self, shape: Shape, what: str) -> PlacementGroup:
+    def _group(self, taken: Shape, what: str) -> PlacementGroup:
         """Waits for the resources of all nodes together."""
         not_lost = {"ray.io/node-id": f"!in({','.join(self._plan.lost)})"} if self._plan.lost else {}
-        wanted = [not_lost] * shape.nodes if not_lost else None
+        wanted = [not_lost] * taken.nodes if not_lost else None
         if self._places is not None:
             wanted = [{"ray.io/node-id": node.node_id} for node in self._places.ranks]
         group = placement_group(
-            [{what: shape.each}] * shape.nodes, strategy="STRICT_SPREAD",
+            [{what: count} for count in taken.counts], strategy="STRICT_SPREAD",
             bundle_label_selector=wanted,
         )  # fmt: skip
         if not group.wait(min(LEAVE_S, self._plan.init_timeout_s)):
-            self._tell(Note(f"waiting for {shape.each} {what} on {shape.nodes} node(s): others have them"))
+            self._tell(Note(f"waiting for {wanted_of(taken, what)}: others have them"))
             if not group.wait(max(0.0, self._plan.init_timeout_s - LEAVE_S)):
-                raise not_ready(shape, self.nodes()[0], what, self._plan.init_timeout_s)
+                raise not_ready(taken, self.nodes()[0], what, self._plan.init_timeout_s)
         return group
 
     def _placed(self, group: PlacementGroup) -> tuple[list[Node], list[int]]:
@@ -191,13 +199,14 @@ class Driver:
     def _software(self, node: Node) -> table.NodeSoftware:
         return table.NodeSoftware() if self._places is None else self._places.table.software_of(node.name)
 
-    def _start_agents(self, group: PlacementGroup, bundles: Sequence[int], shape: Shape, what: str) -> None:
-        takes = {"num_gpus": shape.each, "num_cpus": 0} if what == "GPU" else {"num_cpus": shape.each}
+    def _start_agents(self, group: PlacementGroup, bundles: Sequence[int], taken: Shape, what: str) -> None:
         actor = ray.remote(Agent)
         self._agents = [
-            actor.options(**takes, max_concurrency=4, scheduling_strategy=_bundle(group, bundle)).remote(node.address)
-            for node, bundle in zip(self._nodes, bundles, strict=True)
-        ]
+            actor.options(
+                num_gpus=count if what == "GPU" else None, num_cpus=0 if what == "GPU" else count, max_concurrency=4,
+                scheduling_strategy=_bundle(group, bundle),
+            ).remote(node.address) for node, bundle, count in zip(self._nodes, bundles, taken.counts, strict=True)
+        ]  # fmt: skip
 
     def _check_clocks(self) -> None:
         ray.get([agent.clock.remote() for agent in self._agents])  # they are there
@@ -208,22 +217,22 @@ class Driver:
     def _start_ranks(self, shape: Shape) -> None:
         port = ray.get(self._agents[0].port.remote())
         self._head = ray.get_runtime_context().gcs_address
-        described = table.nodes_as_text([table.Node(node.name, shape.each) for node in self._nodes])
+        described = table.nodes_as_text([table.Node(node.name, shape.most) for node in self._nodes])
         if self._places is not None:
             described = self._places.described
         software = [self._software(node) for node in self._nodes]
         threads = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or "1"}  # agents have what Ray has set there
         orders = [
             Order(
-                self._plan.arguments, "ray", place * shape.each, shape.each, place, shape.size,
+                self._plan.arguments, "ray", sum(shape.counts[:place]), count, place, shape.size,
                 self._nodes[0].address, port, self._plan.folder, str(Path(self._plan.run, "logs")), self._plan.grace_s,
                 self._head, self._nodes[place].address, described, software[place].python or "",
                 {**threads, **software[place].variables},
             )
-            for place in range(shape.nodes)
+            for place, count in enumerate(shape.counts)
         ]  # fmt: skip
         ray.get([agent.start.remote(asdict(order)) for agent, order in zip(self._agents, orders, strict=True)])
-        self._left, self.each = set(range(shape.size)), shape.each  # until now a signal ends the launcher itself
+        self._left = set(range(shape.size))  # until now a signal ends the launcher itself
 
     # -- watching ----------------------------------------------------------------------------------------------------
 
@@ -269,10 +278,10 @@ class Driver:
             self._tell(event)
 
     def _lose(self, place: int, reason: str) -> None:
-        ranks = range(place * self.each, (place + 1) * self.each)
-        if not self._left & set(ranks):
+        ranks = {*self._where.ranks_of(place)}
+        if not self._left & ranks:
             return
-        self._left -= set(ranks)
+        self._left -= ranks
         if not answers(self._head):  # Ray's processes on the head's machine end with it, and ranks there are saving
             self._tell(HeadGone(self._head))
             self.send({"signal": signal.SIGTERM})

@@ -54,11 +54,24 @@ class Placed:
 
     Args:
         names: of the nodes, in the order of their ranks.
-        each: ranks on each node.
+        counts: ranks on each.
+
+    >>> placed = Placed(["a", "b"], [2, 1])
+    >>> placed.ranks_of(1), placed.node_of(1), placed.node_of(2)
+    (range(2, 3), 'a', 'b')
     """
 
     names: list[str]
-    each: int
+    counts: list[int]
+
+    def ranks_of(self, node: int) -> range:
+        """Returns the ranks of a node, by its place in :attr:`names`."""
+        first = sum(self.counts[:node])
+        return range(first, first + self.counts[node])
+
+    def node_of(self, rank: int) -> str:
+        """Returns the name of a rank's node."""
+        return next(name for place, name in enumerate(self.names) if rank in self.ranks_of(place))
 
 
 @dataclass(frozen=True)

@@ -44,11 +44,11 @@ class Cause:
 def cause_of(event: Ended | Lost, placed: Placed) -> Cause | None:
     """Returns the cause that an event is; None if a rank has ended in order."""
     if isinstance(event, Lost):
-        ranks = ranks_of(event.node, placed.each)
+        ranks = ranks_told(placed.ranks_of(event.node))
         return Cause(f"node {placed.names[event.node]} with {ranks} is lost: {event.reason}", node_id=event.node_id)
     if event.status in (0, *STOPPED):
         return None
-    who = f"rank {event.rank} on node {placed.names[event.rank // placed.each]}"
+    who = f"rank {event.rank} on node {placed.node_of(event.rank)}"
     how = how_it_ended(event.status)
     if event.message:
         said, _, fix = event.message.rpartition(FIX) if FIX in event.message else (event.message, "", "")
@@ -56,12 +56,12 @@ def cause_of(event: Ended | Lost, placed: Placed) -> Cause | None:
     return Cause(f"{who} {how}, and the end of its log is:", event.tail or "(it has printed nothing)")
 
 
-def ranks_of(node: int, each: int) -> str:
+def ranks_told(ranks: range) -> str:
     """
-    >>> ranks_of(1, 1), ranks_of(1, 8)
+    >>> ranks_told(range(1, 2)), ranks_told(range(8, 16))
     ('rank 1', 'ranks 8 to 15')
     """
-    return f"rank {node}" if each == 1 else f"ranks {node * each} to {(node + 1) * each - 1}"
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
 
 
 def stopped_text(event: HeadGone) -> str:

@@ -30,6 +30,7 @@ from embodied.cluster.plan import Placing, Plan
 from embodied.cluster.ranks import Order, Ranks, free_port
 from embodied.errors import ClusterError, ConfigError, EmbodiedError, refuse
 from embodied.lib.child import Child, tail
+from embodied.lib.spans import as_spans
 
 INSTALL = "pip install 'ray[default]>=2.50'"
 END_S = 3.0  # for ranks to end after another has failed
@@ -62,7 +63,7 @@ class Local:
     def __init__(self, order: Order, name: str) -> None:
         self.events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._left, self._lock = order.each, threading.Lock()
-        self.events.put(Placed([name], order.each))
+        self.events.put(Placed([name], [order.each]))
         self._ranks = Ranks(order, self._tell)
 
     def _tell(self, event: Event) -> None:
@@ -129,7 +130,7 @@ class Watch:
 
     def __init__(self, started: Started, grace_s: float, say: Callable[[str], None]) -> None:
         self._started, self._grace_s, self._say = started, grace_s, say
-        self.placed = Placed([], 1)
+        self.placed = Placed([], [])
         self.refused: list[EmbodiedError] = []
         self.cause: Cause | None = None
         self.statuses: list[int] = []
@@ -158,7 +159,7 @@ class Watch:
                 case Refused():
                     self.refused.append(ClusterError(event.message, event.remedy))
         stopped = self._head_gone or self._signal or self.cause or self.refused
-        if not stopped and len(self.statuses) < max(1, len(self.placed.names) * self.placed.each):
+        if not stopped and len(self.statuses) < max(1, sum(self.placed.counts)):
             raise ClusterError(f"Ray has failed, and these are its last words:\n{self._started.words()}", LOOK)
 
     def _next(self) -> Event | None:
@@ -200,9 +201,8 @@ class Watch:
 
 
 def _places(placed: Placed) -> str:
-    first = [f"{name}: rank {place * placed.each}" for place, name in enumerate(placed.names)]
-    upto = [f"-{(place + 1) * placed.each - 1}" if placed.each > 1 else "" for place in range(len(first))]
-    return "ranks: " + ", ".join(map(str.__add__, first, upto))
+    ranks = map(placed.ranks_of, range(len(placed.names)))
+    return "ranks: " + ", ".join(f"{name}: rank {as_spans(own)}" for name, own in zip(placed.names, ranks, strict=True))
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ def launch(job: Job) -> int:
             if restarts == job.max_restarts or not watch.cause.again:
                 raise watch.cause.error()
             restarts += 1
-            shapes = shapes_after_loss(Shape(len(watch.placed.names), watch.placed.each), job.divides)
+            shapes = shapes_after_loss(Shape(tuple(watch.placed.counts)), job.divides)
             lost += filter(None, [watch.cause.node_id])
             job.say(
                 f"{watch.cause.text} {watch.cause.detail}\n"
@@ -326,6 +326,6 @@ def _local_order(job: Job) -> Order:
 def _plan(job: Job, shapes: list[Shape], lost: list[str], nonce: Path) -> Plan:
     return Plan(
         job.arguments, os.getcwd(), str(job.run.absolute()), str(nonce), job.address, job.resource, job.count, job.each,
-        job.init_timeout_s, job.agent_timeout_s, job.grace_s, [[*shape] for shape in shapes], lost,
+        job.init_timeout_s, job.agent_timeout_s, job.grace_s, [[*shape.counts] for shape in shapes], lost,
         job.placement,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from embodied.errors import ClusterError
 from embodied.parallel.placement.table import by_name
@@ -40,15 +40,28 @@ class Node:
         return self.name if self.name == self.address else f"{self.name} ({self.address})"
 
 
-class Shape(NamedTuple):
-    """Number of nodes, and of ranks on each."""
+@dataclass(frozen=True)
+class Shape:
+    """How many ranks are on each node. Only a placement makes different numbers."""
 
-    nodes: int
-    each: int
+    counts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, nodes: int, each: int) -> Shape:
+        return cls((each,) * nodes)
+
+    @property
+    def nodes(self) -> int:
+        return len(self.counts)
+
+    @property
+    def most(self) -> int:
+        """Ranks on the node that has the most."""
+        return max(self.counts)
 
     @property
     def size(self) -> int:
-        return self.nodes * self.each
+        return sum(self.counts)
 
 
 def in_order(nodes: Sequence[Node]) -> list[Node]:
@@ -65,39 +78,43 @@ def usual_shape(nodes: Sequence[Node], count: int | None, each: int | None) -> S
 
     >>> nodes = [Node("", "a", "a", 8, 8), Node("", "b", "b", 4, 4), Node("", "c", "c", 0, 0)]
     >>> usual_shape(nodes, None, None), usual_shape(nodes, 1, None), usual_shape(nodes, None, 6)
-    (Shape(nodes=2, each=4), Shape(nodes=1, each=8), Shape(nodes=1, each=6))
+    (Shape(counts=(4, 4)), Shape(counts=(8,)), Shape(counts=(6,)))
     """
     having = [node for node in nodes if node.total >= (each or 1)]
     chosen = sorted((node.total for node in having), reverse=True)[:count]
-    return Shape(count or max(1, len(having)), each or min(chosen, default=1))
+    return Shape.of(count or max(1, len(having)), each or min(chosen, default=1))
 
 
 def fitting(shapes: Sequence[Shape], nodes: Sequence[Node]) -> Shape | None:
     """Returns the first shape for which there are enough nodes; None if there is none."""
-    return next((s for s in shapes if sum(node.total >= s.each for node in nodes) >= s.nodes), None)
+    return next((s for s in shapes if sum(node.total >= s.most for node in nodes) >= s.nodes), None)
 
 
 def shapes_after_loss(shape: Shape, divides: Callable[[int], bool]) -> list[Shape]:
-    """Returns shapes in which a run may go on: the same, then as many ranks on fewer nodes, then fewer ranks.
+    """Returns shapes in which a run may go on: the same, then as many ranks on fewer nodes, then fewer ranks. After
+    different numbers on the nodes, which a placement gives again, those are every smaller number that divides.
 
     Args:
         divides: returns whether a number of ranks can share the run's slots and groups.
 
-    >>> shapes_after_loss(Shape(3, 2), lambda size: size != 4)
-    [Shape(nodes=3, each=2), Shape(nodes=2, each=3), Shape(nodes=1, each=6), Shape(nodes=1, each=2)]
+    >>> [after.counts for after in shapes_after_loss(Shape.of(3, 2), lambda size: size != 4)]
+    [(2, 2, 2), (3, 3), (6,), (2,)]
+    >>> [after.counts for after in shapes_after_loss(Shape((2, 1, 2)), lambda size: size != 3)]
+    [(2, 1, 2), (5,), (4,), (2,), (1,)]
     """
     fewer = range(shape.nodes - 1, 0, -1)
-    packed = [Shape(nodes, shape.size // nodes) for nodes in fewer if shape.size % nodes == 0]
-    smaller = [Shape(nodes, shape.each) for nodes in fewer if divides(nodes * shape.each)]
-    return [shape, *packed, *smaller]
+    packed = [Shape.of(nodes, shape.size // nodes) for nodes in fewer if shape.size % nodes == 0]
+    if len({*shape.counts}) > 1:
+        return [shape, *packed, *(Shape((size,)) for size in range(shape.size - 1, 0, -1) if divides(size))]
+    return [shape, *packed, *(Shape.of(nodes, shape.most) for nodes in fewer if divides(nodes * shape.most))]
 
 
 def too_few(shape: Shape, nodes: Sequence[Node], what: str) -> ClusterError:
     """Returns the error for a shape that the cluster can never have."""
     most = max((node.total for node in nodes), default=0)
-    fits = sum(node.total >= shape.each for node in nodes)
+    fits = sum(node.total >= shape.most for node in nodes)
     return ClusterError(
-        f"the run wants {_wanted(shape, what)}, and {_count(fits)} of the cluster has as many: {_table(nodes, what)}",
+        f"the run wants {wanted_of(shape, what)}, and {_count(fits)} of the cluster has as many: {_table(nodes, what)}",
         f"set cluster.num_nodes to {fits} or less" if fits
         else f"set cluster.num_gpus_per_node to {most} or less" if most
         else "add a node that has it (ray start --address=HEAD:6379)",
@@ -107,14 +124,21 @@ def too_few(shape: Shape, nodes: Sequence[Node], what: str) -> ClusterError:
 def not_ready(shape: Shape, nodes: Sequence[Node], what: str, waited_s: float) -> ClusterError:
     """Returns the error for a shape whose resources others have."""
     return ClusterError(
-        f"the run waited {waited_s:g} s for {_wanted(shape, what)}: {_table(nodes, what)}",
+        f"the run waited {waited_s:g} s for {wanted_of(shape, what)}: {_table(nodes, what)}",
         "end what has the others (ray status shows it), ask for less (cluster.num_nodes, cluster.num_gpus_per_node), "
         "or raise cluster.init_timeout_s",
     )
 
 
-def _wanted(shape: Shape, what: str) -> str:
-    return f"{shape.each} {what} on each of {shape.nodes} nodes" if shape.nodes > 1 else f"{shape.each} {what}"
+def wanted_of(shape: Shape, what: str) -> str:
+    """Formats what the ranks of a shape take.
+
+    >>> wanted_of(Shape.of(2, 4), "GPU"), wanted_of(Shape((2, 1)), "CPU"), wanted_of(Shape.of(1, 4), "GPU")
+    ('4 GPU on each of 2 nodes', '2 + 1 CPU on 2 nodes', '4 GPU')
+    """
+    if len({*shape.counts}) > 1:
+        return f"{' + '.join(map(str, shape.counts))} {what} on {shape.nodes} nodes"
+    return f"{shape.most} {what} on each of {shape.nodes} nodes" if shape.nodes > 1 else f"{shape.most} {what}"
 
 
 def _count(nodes: int) -> str:

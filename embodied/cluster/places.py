@@ -17,13 +17,15 @@ class Places:
     """The nodes of a run.
 
     Args:
-        ranks: nodes with ranks, in the order of these, ``shape.each`` on each.
+        ranks: nodes with ranks, in the order of these.
+        devices: that ranks or their simulators have, so that nobody else may, of each node of ``ranks``.
         hosts: nodes that have simulators alone.
         described: all nodes (:data:`embodied.parallel.placement.table.NODES`).
     """
 
     table: table.PlacementTable
     ranks: list[Node]
+    devices: Shape
     hosts: list[Node]
     shape: Shape
     described: str
@@ -40,7 +42,7 @@ def places_on(
         each: most devices of a node that it takes; None: all.
 
     Raises:
-        EmbodiedError: the keys place something that cannot be, or another number of ranks on each node.
+        EmbodiedError: the keys place something that cannot be.
     """
     from embodied.parallel.placement.place import place
     from embodied.schema import ClusterConfig
@@ -61,20 +63,9 @@ def places_on(
     groups, places = placed(keys)
     found = place(places, groups, described, placing["slots"])
     having = Counter(rank.node for rank in found.ranks)
-    _check_equal(having)
     hosting = {host.node for host in found.hosts}
     ranks = [node for node in taken if node.name in having]
     hosts = [node for node in taken if node.name in hosting]
-    return Places(found, ranks, hosts, Shape(len(ranks), max(having.values())), table.nodes_as_text(described))
-
-
-def _check_equal(having: Counter[str]) -> None:
-    """Refuses nodes with different numbers of ranks, which many parts of a run count by."""
-    most, least = having.most_common()[0], having.most_common()[-1]
-    if most[1] != least[1]:
-        raise ClusterError(
-            f"the placement puts {most[1]} ranks on node {most[0]} and {least[1]} on {least[0]}, and a run has as many "
-            "on each node that has any",
-            "give actor and rollout as many devices of each node in cluster.component_placement, or set "
-            f"cluster.num_gpus_per_node={least[1]} if all devices are meant",
-        )
+    devices = Shape(tuple(len(found.devices_of(node.name)) for node in ranks))
+    shape = Shape(tuple(having[node.name] for node in ranks))
+    return Places(found, ranks, devices, hosts, shape, table.nodes_as_text(described))

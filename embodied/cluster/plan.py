@@ -26,7 +26,7 @@ class Plan:
         address: of the cluster, as ``ray.init`` takes it.
         resource: that a rank takes one of: ``GPU``, ``CPU``, or ``auto`` (GPUs if the cluster has any).
         count: of nodes, and ``each`` ranks on each, as far as the user has said it.
-        shapes: in which an earlier start may go on, best first; [] = this is the first.
+        shapes: in which an earlier start may go on, ranks of each node, best first; [] = this is the first.
         lost: ids of nodes that were lost.
         placement: what the user says of places; None = nothing: Ray chooses the nodes.
         init_timeout_s: how long to wait for resources that others have.

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from math import ceil, prod
 from typing import Any
 
+from embodied.errors import ConfigError
 from embodied.migrate.machine import gpus
 from embodied.migrate.result import Migration, Note
+from embodied.parallel.placement.place import place
+from embodied.parallel.placement.table import Node
+from embodied.schema import ClusterConfig
+from embodied.schema.keys.placement import placed
 from embodied.schema.others.counts import SLOTS
 from embodied.schema.others.translation import number_of
 
@@ -51,13 +57,29 @@ def launch(migration: Migration, devices: int | None) -> tuple[int, int]:
     nodes, here = (migration.settings.get(key) or 1 for key in (NODES, GPUS))
     if not (isinstance(nodes, int) and isinstance(here, int) and nodes * here > 1 and here > 0):
         return 1, 1
+    started = nodes, _ranks_of_node(migration, nodes, here)
     if (gpus() if devices is None else devices) < here:
-        placed = migration.settings.get(PLACEMENT)
-        everywhere = isinstance(placed, Mapping) and set(map(str, placed.values())) <= {"all"}
+        where = migration.settings.get(PLACEMENT)
+        everywhere = isinstance(where, Mapping) and set(map(str, where.values())) <= {"all"}
         for key in (NODES, GPUS, *(() if everywhere else (PLACEMENT, NODE_GROUPS))):
             _to_command(migration, key)
-    _share_slots(migration, nodes * here)
-    return nodes, here
+    _share_slots(migration, prod(started))
+    return started
+
+
+def _ranks_of_node(migration: Migration, nodes: int, here: int) -> int:
+    """Returns how many of ``here`` devices of a machine have a process: those of simulators alone have none. Machines
+    that differ are taken to have one on each device."""
+    try:
+        keys = ClusterConfig(
+            component_placement=migration.settings.get(PLACEMENT), node_groups=migration.settings.get(NODE_GROUPS)
+        )
+        groups, places = placed(keys)
+        table = place(places, groups, [Node(f"node-{number}", here) for number in range(nodes)], nodes * here)
+    except (ConfigError, ValueError):  # the trial says what is wrong
+        return here
+    counts = Counter(rank.node for rank in table.ranks)
+    return max(counts.values()) if len(counts) == nodes and len({*counts.values()}) == 1 else here
 
 
 def _share_slots(migration: Migration, processes: int) -> None:

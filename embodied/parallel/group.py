@@ -33,7 +33,10 @@ from embodied.errors import ConfigError, EmbodiedError
 from embodied.parallel import transfers
 from embodied.parallel.exchanges import Exchanges, collective, lost_rank
 from embodied.parallel.placement.launcher import Launcher, launched_by
+from embodied.parallel.placement.seat import ABSENT as ABSENT
+from embodied.parallel.placement.seat import Seat
 from embodied.parallel.placement.table import EVERY_ROLE as EVERY_ROLE
+from embodied.parallel.placement.table import PlacementTable
 from embodied.parallel.placement.table import Role as Role
 
 T = TypeVar("T")
@@ -42,10 +45,8 @@ COMM = 15  # letters of a process's name that Linux keeps
 NOTICE_S = 10.0  # launchers look for processes that have ended many times a second, on the machine of each
 STORE_LIMIT = 2**20  # bytes of one value in torch's store, which refuses more than 8 MiB
 
-ABSENT = -1  # rank of this process in a group of others
 
-
-class Group(Exchanges):
+class Group(Seat, Exchanges):
     """Processes that work together, as one of them sees them.
 
     Args:
@@ -103,6 +104,12 @@ class Group(Exchanges):
         self._with = {role: tuple(found) for role, found in ranks.items() if len(found) < self.size}
         return self
 
+    def with_table(self, table: PlacementTable) -> Group:
+        """Says where all processes of the run are and what they do, and returns the group itself. Call it before the
+        processes connect."""
+        self.table = table
+        return self.with_roles({role: table.ranks_of(role) for role in sorted(EVERY_ROLE)})
+
     def of(self, role: Role) -> Group:
         """The group of the processes that have ``role``; this one if all have it. A process that lacks the role
         gets that group, too, with the rank :data:`ABSENT`.
@@ -120,11 +127,6 @@ class Group(Exchanges):
         return self if role not in self._with else self._of_members(found, self._parts.get(role))
 
     @property
-    def here(self) -> bool:
-        """True if this process is one of the group."""
-        return self.rank != ABSENT
-
-    @property
     def is_split(self) -> bool:
         """True if some processes lack a role."""
         return bool(self._with)
@@ -132,14 +134,14 @@ class Group(Exchanges):
     def _of_members(self, members: Sequence[int], processes: Any) -> Group:
         """Makes the group of some processes, given by their ranks in the run."""
         place = self.members[self.rank] if self.here else ABSENT
-        node = (place if place != ABSENT else members[0]) // self.local_size
-        near = [rank for rank in members if rank // self.local_size == node] or [members[0]]
+        node = self.node_of(place if place != ABSENT else members[0])
+        near = [rank for rank in members if self.node_of(rank) == node] or [members[0]]
         own = Group(
             members.index(place) if place in members else ABSENT, len(members),
             near.index(place) if place in near else 0, len(near), self.roles, processes, self.launcher, members,
         )  # fmt: skip
         own._patience, own._store, own._was_connected = self._patience, self._store, self._was_connected
-        own._called = self._called
+        own._called, own.table = self._called, self.table
         return own
 
     def part(self, parts: Sequence[Sequence[int]]) -> Group:

@@ -159,7 +159,7 @@ def _traced(composed: Composed) -> Composed:
 
 def repeat_command(argv: Sequence[str], config_name: str, processes: Group) -> str:
     """Returns the command line that repeats this run, with its launcher if there are several processes."""
-    nodes = processes.size // processes.local_size
+    nodes = processes.num_nodes
     words = [launching.module_of(config_name), *argv]
     return (
         start_command(processes.launcher, nodes, processes.local_size, words)

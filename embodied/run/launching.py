@@ -43,7 +43,16 @@ def launches(config: Config, environment: Mapping[str, str] = os.environ) -> boo
         )
     if by is not None or wanted is None or config.runner.dry_run:
         return False
-    return wanted == "ray" or (config.cluster.num_gpus_per_node or 1) > 1
+    return wanted == "ray" or _local_ranks(config) > 1
+
+
+def _local_ranks(config: Config) -> int:
+    """Returns how many processes ``cluster.launcher=local`` starts: devices that simulators have to themselves have
+    none."""
+    from embodied.run.placement.table import local_table
+
+    table = local_table(config)
+    return (config.cluster.num_gpus_per_node or 1) if table is None else len(table.ranks)
 
 
 def job_of(composed: Composed, argv: Sequence[str], config_name: str) -> Job:
@@ -54,13 +63,17 @@ def job_of(composed: Composed, argv: Sequence[str], config_name: str) -> Job:
     """
     from embodied.cluster.launch import Job
     from embodied.run.build import shares
-    from embodied.run.placement import roles
+    from embodied.run.placement import roles, table
 
     config, cluster = composed.config, composed.config.cluster
+    local = cluster.launcher == "local"
 
     def refuse_size(size: int) -> None:
         each = cluster.num_gpus_per_node or size
         ranks = Group(0, size, 0, size if size % each else each, launcher=cluster.launcher or "ray")
+        if cluster.component_placement is not None:
+            own = table.local_table(config) if local else None
+            ranks = ranks.with_table(own or table.table_of_size(config, size, each))
         shares.check(config, roles.placed(config, ranks))
 
     def divides(size: int) -> bool:
@@ -70,15 +83,16 @@ def job_of(composed: Composed, argv: Sequence[str], config_name: str) -> Job:
             return False
         return True
 
-    local = cluster.launcher == "local"
+    each = cluster.num_gpus_per_node
     if local:
-        _check_local(cluster, config.runner.device)
+        each = _local_ranks(config)
+        _check_local(cluster, config.runner.device, each)
     placing = None if local else _placing(config)
-    if placing is None and cluster.num_gpus_per_node is not None and (local or cluster.num_nodes is not None):
-        refuse_size(cluster.num_gpus_per_node * (cluster.num_nodes or 1))
+    if placing is None and each is not None and (local or cluster.num_nodes is not None):
+        refuse_size(each * (cluster.num_nodes or 1))
     return Job(
         "local" if local else "ray", ["-m", module_of(config_name), *argv], Path(config.runner.logger.log_path),
-        "CPU" if config.runner.device == "cpu" else "auto", cluster.num_nodes, cluster.num_gpus_per_node,
+        "CPU" if config.runner.device == "cpu" else "auto", cluster.num_nodes, each,
         cluster.address, cluster.init_timeout_s or cluster.timeout_s, cluster.agent_timeout_s,
         config.runner.stop_timeout_s, cluster.max_restarts, divides, lambda text: print(text, flush=True),
         placing,
@@ -98,17 +112,22 @@ def _placing(config: Config) -> Placing | None:
     }
 
 
-def _check_local(cluster: ClusterConfig, device: str) -> None:
-    from embodied.runtime.pool.placement import visible_gpus
+def _check_local(cluster: ClusterConfig, device: str, ranks: int) -> None:
+    from embodied.runtime.pool.placement import visible_names
 
-    gpus = () if device == "cpu" else visible_gpus()
+    gpus = () if device == "cpu" else visible_names()
     there, what = (len(gpus), "GPUs") if gpus else (len(os.sched_getaffinity(0)), "CPU cores")
     if (cluster.num_nodes or 1) > 1:
         raise ConfigError(
             f"cluster.launcher is local, and cluster.num_nodes {cluster.num_nodes}", "set cluster.launcher=ray"
         )
-    if (cluster.num_gpus_per_node or 1) > there:
+    said = cluster.num_gpus_per_node
+    if said is not None and (ranks if cluster.component_placement is not None and not gpus else said) > there:
         raise ConfigError(
-            f"cluster.num_gpus_per_node is {cluster.num_gpus_per_node}, and this machine has {there} {what}",
-            f"set it to {there} or less",
+            f"cluster.num_gpus_per_node is {said}, and this machine has {there} {what}", f"set it to {there} or less"
+        )
+    if ranks > there:
+        raise ConfigError(
+            f"cluster.component_placement is a place for {ranks} processes, and this machine has {there} {what}",
+            f"name {there} devices or less for actor and rollout",
         )

@@ -28,6 +28,7 @@ from embodied.run.build.given import ConfiguredEnv
 from embodied.run.build.shares import render_gpus_of, requested_workers
 from embodied.run.build.workers.pools import forks, pool_config
 from embodied.run.folder.folder import RunFolder
+from embodied.run.placement.roles import placed
 from embodied.runtime.plan import tasks_and_starts, train_plan
 from embodied.runtime.pool.fork_server import ForkServer
 from embodied.runtime.pool.pool import Pool, num_workers
@@ -119,7 +120,7 @@ def _record(
 
 def _open_recorder(config: Config, side: ConfiguredEnv, logs: Path, console: Console, opened: ExitStack) -> Recorder:
     """Starts workers of one slot each; ``opened`` ends them."""
-    processes, workers = Group(), _workers(config)  # it is one process
+    processes, workers = placed(config, Group()), _workers(config)  # it is one process
     job = ExpertJob(config.runner.seed, config.demos.noise_std, config.demos.mistakes)
     server = None
     if forks(config.env, side.env):

@@ -83,3 +83,14 @@ def device_of(environ: Mapping[str, str] = os.environ) -> str:
     if gpu in visible:
         return f"cuda:{visible.index(gpu)}"
     return f"cuda:{gpu or 0}"
+
+
+def renderer_of(renderer: str, environ: Mapping[str, str] = os.environ) -> str:
+    """Names ManiSkill's render backend on the GPU that this worker was given.
+
+    >>> renderer_of("gpu", {"EMBODIED_RENDER_GPU": "3"}), renderer_of("gpu", {})
+    ('sapien_cuda:3', 'gpu')
+    >>> renderer_of("cpu", {"EMBODIED_RENDER_GPU": "3"})
+    'cpu'
+    """
+    return f"sapien_{device_of(environ)}" if renderer == "gpu" and environ.get("EMBODIED_RENDER_GPU") else renderer

@@ -23,7 +23,7 @@ from ..shared.arguments import check_name, check_range
 from ..shared.machine import versions_of
 from .arguments import check_file, instructions, sim_params
 from .cameras import Cameras
-from .cuda import REMEDY, SIM_BACKENDS, check_cuda, device_of, wants_gpu
+from .cuda import REMEDY, SIM_BACKENDS, check_cuda, device_of, renderer_of, wants_gpu
 from .experts import CONTROL_MODES, EXPERTS
 from .facts import TaskFacts, ask, check_task, facts_of
 from .host_memory import host_memory
@@ -226,7 +226,7 @@ class ManiSkillEnv:
         """Builds a simulator with ``copies`` copies of the task. Takes seconds."""
         device = device_of() if self._on_gpu else "cpu"
         return TaskSimulator(
-            self._params, self._renderer, self._cameras, self._show_goal, self._info_reward, device, copies
+            self._params, renderer_of(self._renderer), self._cameras, self._show_goal, self._info_reward, device, copies
         )
 
     def seed_and_options(self, start: Start) -> tuple[int, dict[str, int]]:

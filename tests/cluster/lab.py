@@ -103,16 +103,18 @@ class Lab:
         self.first_process(name)
 
     def start(
-        self, name: str, address: int, cpus: int = 2, before: str = "true", env: Mapping[str, str] | None = None
-    ) -> None:
+        self, name: str, address: int, cpus: int = 2, before: str = "true", env: Mapping[str, str] | None = None,
+        gpus: int = 0,
+    ) -> None:  # fmt: skip
         """Starts a node with the address 198.18.0.``address``, and waits until its cluster counts it.
 
         Args:
+            gpus: that Ray takes it to have. It shows them by ``CUDA_VISIBLE_DEVICES``.
             before: shell command in its namespaces before Ray starts there.
         """
         head = not any(process.poll() is None for process in self.nodes.values())
         space = self._connect(name, address)
-        command = self._ray_start(name, address, cpus, head)
+        command = self._ray_start(name, address, cpus, gpus, head)
         self.nodes[name] = self._started(space, command, before, name, env or {})
         ready = f"import ray; ray.init('auto', log_to_driver=False); assert {len(self.running())} == " + (
             "sum(node['Alive'] for node in ray.nodes())"
@@ -144,11 +146,11 @@ class Lab:
         """Returns whether the node runs, with Ray on it."""
         return self.nodes[name].poll() is None and bool(self.pids(name, "raylet/raylet"))
 
-    def _ray_start(self, name: str, address: int, cpus: int, head: bool) -> list[str]:
+    def _ray_start(self, name: str, address: int, cpus: int, gpus: int, head: bool) -> list[str]:
         where = ["--head", "--port=6379", "--include-dashboard=false"] if head else [f"--address={HEAD}"]
         return [
             str(self.bin / "ray"), "start", *where, f"--node-ip-address=198.18.0.{address}",
-            f"--node-name={name}", f"--num-cpus={cpus}", "--num-gpus=0", "--object-store-memory=100000000",
+            f"--node-name={name}", f"--num-cpus={cpus}", f"--num-gpus={gpus}", "--object-store-memory=100000000",
             "--disable-usage-stats", *([f"--temp-dir={self._ray}"] if head else []),
         ]  # fmt: skip
 

@@ -20,7 +20,7 @@ from embodied.cluster.first_cause import cause_of
 from embodied.cluster.launch import Job, Local, Watch
 from embodied.errors import ClusterError, ConfigError, RankError
 
-PLACED = Placed(["a (198.18.0.1)", "b (198.18.0.2)"], 2)
+PLACED = Placed(["a (198.18.0.1)", "b (198.18.0.2)"], [2, 2])
 LOST = Lost(1, "id-b", "it has not answered for 5 s")
 
 
@@ -81,6 +81,17 @@ def test_a_rank_s_own_error_and_fix_are_said_once():
     )
     assert not cause.again, "an explained error comes again"
     assert cause_of(Ended(1, 1, "Traceback …"), PLACED).again
+
+
+def test_nodes_with_different_numbers_of_ranks_are_told_apart():
+    placed = Placed(["a", "b", "c"], [2, 1, 3])
+    assert launch._places(placed) == "ranks: a: rank 0-1, b: rank 2, c: rank 3-5"
+    texts = [cause_of(Ended(rank, -9), placed).text for rank in (1, 2, 3)]
+    assert [text.split(" was")[0] for text in texts] == ["rank 1 on node a", "rank 2 on node b", "rank 3 on node c"]
+    lost = [cause_of(Lost(node, "id", "gone"), placed).text for node in range(3)]
+    assert lost == ["node a with ranks 0 to 1 is lost: gone", "node b with rank 2 is lost: gone",
+                    "node c with ranks 3 to 5 is lost: gone"]  # fmt: skip
+    assert event_of(as_line(placed)) == placed
 
 
 @pytest.mark.parametrize("status", [130, 143])
@@ -194,7 +205,7 @@ def test_a_lost_node_starts_the_run_again_without_it(tmp_path, starts):
     assert starts[0] == (["-m", "x", "runner.resume_dir=null"], [], [])
     arguments, shapes, lost = starts[1]
     assert arguments == ["-m", "x", "runner.resume_dir=auto"]
-    assert [tuple(shape) for shape in shapes] == [(2, 2), (1, 4), (1, 2)]
+    assert [shape.counts for shape in shapes] == [(2, 2), (4,), (2,)]
     assert lost == ["id-b"]
     assert any("restart 1 of 1" in text and "is lost" in text for text in said)
 

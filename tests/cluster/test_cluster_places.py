@@ -34,7 +34,7 @@ def names(nodes: list[Node]) -> list[str]:
 
 def test_ranks_and_hosts_stand_where_the_table_says():
     found = put(placing({"env": "cpu"}, CPU))
-    assert (names(found.ranks), names(found.hosts), found.shape) == (["a", "b"], ["c-cpu"], Shape(2, 2))
+    assert (names(found.ranks), names(found.hosts), found.shape) == (["a", "b"], ["c-cpu"], Shape.of(2, 2))
     assert [(host.node, host.rank, host.slots) for host in found.table.hosts] == [("c-cpu", r, 2) for r in range(4)]
     assert nodes_of({NODES: found.described}) == [
         Described("a", 2, 8), Described("b", 2, 8), Described("c-cpu", 0, 32),
@@ -43,19 +43,19 @@ def test_ranks_and_hosts_stand_where_the_table_says():
 
 def test_a_node_without_a_component_has_no_rank():
     found = put(placing({"actor": 0, "rollout": 1}))
-    assert (names(found.ranks), found.hosts, found.shape) == (["a"], [], Shape(1, 2))
+    assert (names(found.ranks), found.hosts, found.shape) == (["a"], [], Shape.of(1, 2))
 
 
 def test_the_first_nodes_by_name_and_as_many_of_their_devices_as_are_asked_for_are_taken():
     found = put(placing("all"), count=1, each=1)
-    assert (names(found.ranks), found.shape) == (["a"], Shape(1, 1))
+    assert (names(found.ranks), found.shape) == (["a"], Shape.of(1, 1))
 
 
 def test_a_node_of_cpus_is_left_to_simulators_if_its_hardware_is_ignored():
     nodes = [replace(node, total=node.cores) for node in NODES_THERE]
     group = {**CPU, "ignore_hardware": True}
     found = put(placing({"env": "cpu"}, group), nodes, each=1)
-    assert (names(found.ranks), names(found.hosts), found.shape) == (["a", "b"], ["c-cpu"], Shape(2, 1))
+    assert (names(found.ranks), names(found.hosts), found.shape) == (["a", "b"], ["c-cpu"], Shape.of(2, 1))
     with pytest.raises(ConfigError, match="the processes that act on a have no simulators"):
         put(placing({"env": "cpu"}, CPU), nodes, each=1)
 
@@ -67,14 +67,21 @@ def test_interpreter_and_variables_are_those_of_the_node():
     assert found.software_of("a") == NodeSoftware()
 
 
-def test_nodes_with_different_numbers_of_ranks_are_refused_by_name():
-    with pytest.raises(ClusterError) as failed:
-        put(placing("0-2"))
-    assert "puts 2 ranks on node a and 1 on b" in str(failed.value)
+def test_nodes_may_have_different_numbers_of_ranks():
+    assert put(placing("0-2")).shape == Shape((2, 1))
     nodes = [NODES_THERE[1], replace(NODES_THERE[2], total=4)]
-    with pytest.raises(ClusterError, match=r"cluster\.num_gpus_per_node=2 if all"):
-        put(placing("all"), nodes)
-    assert put(placing("all"), nodes, each=2).shape == Shape(2, 2)
+    found = put(placing("all"), nodes)
+    assert (names(found.ranks), found.shape, found.devices) == (["a", "b"], Shape((4, 2)), Shape((4, 2)))
+    assert put(placing("all"), nodes, each=2).shape == Shape.of(2, 2)
+
+
+def test_devices_of_simulators_are_taken_beside_those_of_ranks():
+    nodes = [replace(node, total=4) for node in NODES_THERE[1:]]
+    found = put(placing({"actor,rollout": "0-1,4", "env": "2-3,6"}), nodes)
+    assert (found.shape, found.devices) == (Shape((2, 1)), Shape((4, 2)))
+    assert [rank.renders for rank in found.table.ranks] == [(2,), (3,), (2,)]
+    with pytest.raises(ConfigError, match="8 devices are there, the last on b: 8 is not"):
+        put(placing({"actor,rollout": "0-1", "env": "2-3,8"}), nodes)
 
 
 def test_fewer_nodes_than_the_run_takes_are_named():

@@ -117,30 +117,38 @@ def test_nodes_stand_in_the_order_of_their_names_without_those_that_were_lost():
     assert [node.name for node in without(NODES, [])] == ["b", "n9", "n10"]
 
 
-@pytest.mark.parametrize(("there", "goes_on"), [(3, Shape(3, 2)), (2, Shape(2, 3)), (1, Shape(1, 6))])
+@pytest.mark.parametrize(("there", "goes_on"), [(3, Shape.of(3, 2)), (2, Shape.of(2, 3)), (1, Shape.of(1, 6))])
 def test_as_many_ranks_go_on_if_the_nodes_that_are_left_have_room(there, goes_on):
     nodes = [Node(str(i), str(i), "", 6, 6) for i in range(there)]
-    assert fitting(shapes_after_loss(Shape(3, 2), lambda size: True), nodes) == goes_on
+    assert fitting(shapes_after_loss(Shape.of(3, 2), lambda size: True), nodes) == goes_on
+
+
+def test_after_different_numbers_any_that_divides_goes_on():
+    """The placement says where they stand, so that their number counts alone."""
+    found = shapes_after_loss(Shape((2, 1, 2)), lambda size: size != 4)
+    assert [shape.counts for shape in found] == [(2, 1, 2), (5,), (3,), (2,), (1,)]
+    text = str(not_ready(Shape((2, 1)), NODES, "GPU", 60.0))
+    assert text.startswith("the run waited 60 s for 2 + 1 GPU on 2 nodes: b")
 
 
 def test_fewer_ranks_go_on_if_they_can_share_the_work():
     nodes = [Node(str(i), str(i), "", 8, 8) for i in range(3)]
-    assert fitting(shapes_after_loss(Shape(4, 8), lambda size: size in (32, 16)), nodes) == Shape(2, 8)
-    assert fitting(shapes_after_loss(Shape(4, 8), lambda size: size == 32), nodes) is None
+    assert fitting(shapes_after_loss(Shape.of(4, 8), lambda size: size in (32, 16)), nodes) == Shape.of(2, 8)
+    assert fitting(shapes_after_loss(Shape.of(4, 8), lambda size: size == 32), nodes) is None
 
 
 def test_a_shape_that_cannot_be_is_refused_with_what_is_there():
-    text = str(too_few(Shape(2, 8), NODES, "GPU"))
+    text = str(too_few(Shape.of(2, 8), NODES, "GPU"))
     assert "the run wants 8 GPU on each of 2 nodes, and one node of the cluster has as many" in text
     assert "b (198.18.0.2) 1 of 2 GPU free; n9 (198.18.0.9) 0 of 4 GPU free; n10" in text
     assert "set cluster.num_nodes to 1 or less" in text
-    assert "set cluster.num_gpus_per_node to 8 or less" in str(too_few(Shape(1, 16), NODES, "GPU"))
-    text = str(too_few(Shape(1, 1), [Node("id-a", "a", "a", 0, 0)], "GPU"))
+    assert "set cluster.num_gpus_per_node to 8 or less" in str(too_few(Shape.of(1, 16), NODES, "GPU"))
+    text = str(too_few(Shape.of(1, 1), [Node("id-a", "a", "a", 0, 0)], "GPU"))
     assert "fix: add a node that has it" in text, "no number of devices would do"
 
 
 def test_a_shape_that_others_have_says_who_has_what_and_what_to_raise():
-    text = str(not_ready(Shape(2, 4), NODES, "GPU", 60.0))
+    text = str(not_ready(Shape.of(2, 4), NODES, "GPU", 60.0))
     assert text.startswith("the run waited 60 s for 4 GPU on each of 2 nodes: b")
     assert "n9 (198.18.0.9) 0 of 4 GPU free" in text
     assert "cluster.init_timeout_s" in text

@@ -272,6 +272,19 @@ def test_what_is_missing_is_named(monkeypatch, said, error, says):
         check_cuda()
 
 
+def test_pictures_are_drawn_on_the_gpu_of_the_worker(monkeypatch):
+    """Also of a task that a CPU simulates."""
+    made: list[tuple[str, str]] = []
+    monkeypatch.setattr(env_module, "TaskSimulator", lambda *given: made.append((given[1], given[5])))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-8a")
+    for gpu, renderer in (("GPU-8a", "gpu"), ("3", "gpu"), ("3", "cpu")):
+        monkeypatch.setenv("EMBODIED_RENDER_GPU", gpu)
+        ManiSkillEnv({"id": "PickCube-v1"}, sim_backend="cpu", renderer=renderer).make_simulator(1)
+    monkeypatch.delenv("EMBODIED_RENDER_GPU")
+    ManiSkillEnv({"id": "PickCube-v1"}, sim_backend="cpu", renderer="gpu").make_simulator(1)
+    assert made == [("sapien_cuda:1", "cpu"), ("sapien_cuda:0", "cpu"), ("cpu", "cpu"), ("gpu", "cpu")]
+
+
 def test_auto_is_the_gpu_where_there_is_one_and_the_task_can(monkeypatch, tmp_path):
     monkeypatch.setattr(cuda, "_DRIVER", tmp_path)
     monkeypatch.setattr(cuda, "_torch_has_cuda", lambda: True)

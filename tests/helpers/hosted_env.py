@@ -6,6 +6,7 @@ import os
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
+from pathlib import Path
 
 from embodied.testing import FakeEnv
 from embodied.types import WorkerFacts
@@ -33,3 +34,12 @@ class SharesSimulators(FakeEnv):
 
     def prepare(self) -> WorkerFacts:
         return replace(super().prepare(), shares_simulators=True)
+
+
+class WritesItsDevice(FakeEnv):
+    """Each worker writes which GPU it was told to render on into the folder that the variable SEEN names."""
+
+    def prepare(self) -> WorkerFacts:
+        told = [os.environ.get(name, "") for name in ("RANK", "EMBODIED_RENDER_GPU", "CUDA_VISIBLE_DEVICES")]
+        Path(os.environ["SEEN"], f"{os.getpid()}").write_text(" ".join(told), encoding="utf-8")
+        return super().prepare()

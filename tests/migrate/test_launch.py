@@ -46,6 +46,7 @@ COSMOS = {"policy": {"parallelism": {"n_init_replicas": 2, "dp_shard_size": 4}}}
         ("rlinf", {"cluster": {"num_nodes": 1, "component_placement": {"actor,rollout": "0-7"}}}, 1, 8),
         ("rlinf", {"cluster": {"num_nodes": 2, "component_placement": {"rollout": "0-7", "actor": "8-15"}}}, 2, 8),
         ("rlinf", {"cluster": {"num_nodes": 1, "component_placement": {"actor,rollout": "all"}}}, 1, 1),
+        ("rlinf", {"cluster": {"num_nodes": 1, "component_placement": {"actor,rollout": "0-1", "env": "2-3"}}}, 1, 2),
         ("rlinf", {"cluster": HETERO}, 4, 8),
         ("rlinf", {"cluster": {"num_nodes": 1, "component_placement": {"actor": "0-3:0-7"}}}, 1, 4),
         ("roll", ROLL, 2, 8),

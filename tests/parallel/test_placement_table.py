@@ -52,14 +52,39 @@ def test_hybrid():
     found = table({"actor": "0-7", "rollout": "4-7", "env": "0-3"})
     assert [rank.roles == EVERY_ROLE for rank in found.ranks] == 4 * [False] + 4 * [True]
     assert [rank.renders for rank in found.ranks[4:]] == [(0,), (1,), (2,), (3,)]
-    assert found.rows()[-1] == ["simulators", "of ranks 4-7 (4): on devices 0-3 of their nodes"]
+    assert found.rows()[2:] == [
+        ["simulators", f"of rank {rank}: on device {rank - 4} of node-0"] for rank in range(4, 8)
+    ]
 
 
 def test_devices_of_simulators_are_dealt_in_turn():
     assert [rank.renders for rank in table({"rollout": "0-1", "actor": "0-1", "env": "2-7"}).ranks] == [
         (2, 4, 6), (3, 5, 7),
     ]  # fmt: skip
-    assert [rank.renders for rank in table({"env": 3}, devices=4).ranks] == [(3,), (3,), (3,), (3,)]
+    one = table({"env": 3}, devices=4)
+    assert [rank.renders for rank in one.ranks] == [(3,), (3,), (3,), (3,)]
+    assert one.rows()[1:] == [["simulators", "of ranks 0-2 (3): on device 3 of node-0"]], "rank 3 is there already"
+
+
+def test_simulators_on_other_devices_of_their_nodes():
+    found = table({"actor,rollout": "2-3,6-7", "env": "0-1,4"}, 2, 4)
+    assert [(rank.node, rank.device, rank.local_rank, rank.renders) for rank in found.ranks] == [
+        ("node-0", 2, 0, (0,)), ("node-0", 3, 1, (1,)), ("node-1", 2, 0, (0,)), ("node-1", 3, 1, (0,)),
+    ]  # fmt: skip
+    assert (found.devices_of("node-0"), found.devices_of("node-1")) == ((0, 1, 2, 3), (0, 2, 3))
+    assert found.rows() == [
+        ["rollout, train", "ranks 0-3 (4) on node-0 and node-1, 2 on each, devices 2-3"],
+        ["simulators", "of ranks 0,2-3 (3): on device 0 of node-0 and node-1"],
+        ["simulators", "of rank 1: on device 1 of node-0"],
+        ["idle", "1 devices on node-1"],
+    ]
+    assert found.renders_elsewhere
+    assert not found.collocated
+
+
+def test_many_devices_of_simulators_are_one_line():
+    found = table({"actor,rollout": "0-9", "env": "10-19"}, devices=20)
+    assert found.rows()[1:] == [["simulators", "of ranks 0-9 (10): on devices 10-19 of node-0"]]
 
 
 def test_hosts_have_the_slots_in_proportion_to_their_cores():

@@ -98,6 +98,31 @@ def test_ranks_share_what_those_with_their_role_share(asked, monkeypatch, capsys
     assert len(asked) == 1
 
 
+def test_devices_that_simulators_have_to_themselves_have_no_rank(asked, monkeypatch, capsys):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    local = (*USUAL, "cluster.launcher=local", "actor.fsdp_config.strategy=replicate")
+    apart = "cluster.component_placement={actor: 0-1, rollout: 0-1, env: 2-3}"
+    assert run(*local, apart) == 0
+    assert run(*local, apart, "cluster.num_gpus_per_node=4") == 0
+    assert [(job.each, job.count) for job in asked] == [(2, None), (2, None)]
+    assert not launches(config(*local[2:], "cluster.component_placement={actor: 0, rollout: 0, env: 1-3}"))
+    assert run(*local, "cluster.component_placement={actor: 0-3, rollout: 0-3}") == 2
+    assert "is a place for 4 processes, and this machine has 2 CPU cores" in capsys.readouterr().err
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1,GPU-2,GPU-3")
+    assert run(*local, apart, "runner.device=auto") == 2
+    assert "names the device 3 of node-0, and 3 GPUs can be seen there" in capsys.readouterr().err
+    assert len(asked) == 2
+
+
+def test_a_placed_job_goes_on_with_what_can_share_the_work(asked):
+    """Three ranks on two nodes, then any number that divides the slots, however they stand."""
+    more = ("env.train.total_num_envs=12", "env.eval.total_num_envs=12", "algorithm.group_size=2")
+    keys = ("cluster.launcher=ray", "cluster.num_gpus_per_node=2", "cluster.component_placement=all")
+    assert run(*more, *keys) == 0
+    assert [size for size in range(1, 8) if asked[0].divides(size)] == [1, 2, 3, 4, 6]
+
+
 def test_a_dry_run_refuses_for_roles_what_a_run_would(capsys):
     keys = ("cluster.num_nodes=1", "cluster.num_gpus_per_node=2", "cluster.component_placement={actor: 0, rollout: 1}")
     lag = ("algorithm.max_staleness=2", "runner.dry_run=true", "actor.fsdp_config.strategy=replicate")

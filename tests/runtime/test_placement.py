@@ -55,6 +55,30 @@ def test_visible_gpus(tmp_path):
     assert placement.visible_gpus({"CUDA_VISIBLE_DEVICES": ""}, tmp_path) == ()
 
 
+def test_gpus_are_named_as_cuda_shows_them(tmp_path):
+    assert placement.visible_names({}, tmp_path / "none") == ()
+    (tmp_path / "0000:01:00.0").mkdir()
+    assert placement.visible_names({}, tmp_path) == (0,)
+    shown = {"": (), "2, 5": (2, 5), "GPU-8a,3": ("GPU-8a", 3), "MIG-1f,GPU-8a": ("MIG-1f", "GPU-8a"),
+             "1,-1,2": (1,), "1,,2": (1,), "NoDevFiles": ()}  # fmt: skip
+    for named, gpus in shown.items():
+        assert placement.visible_names({"CUDA_VISIBLE_DEVICES": named}, tmp_path) == gpus
+
+
+def test_the_number_of_a_named_gpu_is_asked_of_the_driver(tmp_path, monkeypatch):
+    for place, uuid in (("0000:81:00.0", "GPU-8b22"), ("0000:01:00.0", "GPU-8a11"), ("0000:a1:00.0", "GPU-8b33")):
+        (tmp_path / place).mkdir()
+        text = f"Model: \t H100\nGPU UUID: \t {uuid}-0000\nDevice Minor: \t 7\n"
+        (tmp_path / place / "information").write_text(text, encoding="utf-8")
+    names = ("GPU-8b22-0000", "GPU-8a", "GPU-8b", "MIG-8a11", "GPU-", 7)
+    assert [placement.gpu_number(name, tmp_path) for name in names] == [1, 0, None, None, None, 7]
+    monkeypatch.setattr(placement.gpu_number, "__defaults__", (tmp_path,))
+    egl = {0: 2, 1: 5}
+    assert placement.render_environment("GPU-8b22", egl, {}) == {
+        "EMBODIED_RENDER_GPU": "GPU-8b22", "MUJOCO_EGL_DEVICE_ID": "5"}  # fmt: skip
+    assert placement.render_environment("MIG-1", egl, {}) == {"EMBODIED_RENDER_GPU": "MIG-1"}
+
+
 def test_workers_are_told_their_gpu_as_egl_counts_it():
     egl = placement.parse_egl("0 2\n1 0\n2 -1\n3 1\n")
     told = [placement.render_environment(placement.gpu_of(worker, (0, 1, 2)), egl, {}) for worker in range(4)]

@@ -46,8 +46,8 @@ class Rank:
 
     Args:
         rank: 0 … size − 1, counted over nodes in order of name, then devices.
-        device: on its node.
-        local_rank: among the ranks of its node; ``device`` where no device before it is idle.
+        device: on its node; GPUs are counted as ``CUDA_VISIBLE_DEVICES`` of the node lists them.
+        local_rank: among the ranks of its node; ``device`` where each device before it has a rank.
         renders: devices of its node on which its simulators render; empty: it has no role rollout, or hosts have them.
     """
 
@@ -116,6 +116,10 @@ class PlacementTable:
         """Returns the ranks of a node."""
         return tuple(rank for rank in self.ranks if rank.node == node)
 
+    def devices_of(self, node: str) -> tuple[int, ...]:
+        """Returns the devices of a node that its ranks or their simulators have, ascending."""
+        return tuple(sorted({device for rank in self.on(node) for device in (rank.device, *rank.renders)}))
+
     def hosts_of(self, rank: int) -> tuple[SimulatorHost, ...]:
         """Returns the hosts that serve a rollout rank; none: its simulators stand beside it."""
         return tuple(host for host in self.hosts if host.rank == rank)
@@ -130,9 +134,14 @@ class PlacementTable:
         return tuple(dict.fromkeys(rank.roles for rank in self.ranks))
 
     @property
+    def renders_elsewhere(self) -> bool:
+        """Whether simulators beside a rank render on other devices than its own."""
+        return any(rank.renders_elsewhere for rank in self.ranks)
+
+    @property
     def collocated(self) -> bool:
-        """Whether each rank acts and trains, and has its simulators beside it."""
-        return not self.hosts and all(rank.roles == EVERY_ROLE and not rank.renders_elsewhere for rank in self.ranks)
+        """Whether each rank acts and trains, and has its simulators beside it, on its device."""
+        return not self.hosts and not self.renders_elsewhere and all(rank.roles == EVERY_ROLE for rank in self.ranks)
 
     def rows(self) -> list[list[str]]:
         """Returns short lines for a table, one for all ranks with equal roles."""
@@ -140,13 +149,21 @@ class PlacementTable:
 
     def _rank_row(self, roles: frozenset[Role]) -> list[str]:
         alike = [rank for rank in self.ranks if rank.roles == roles]
-        return [roles_told(roles), f"{_ranks(rank.rank for rank in alike)} on {_nodes([rank.node for rank in alike])}"]
+        told = f"{_ranks(rank.rank for rank in alike)} on {_nodes([rank.node for rank in alike])}"
+        shifted = any(rank.device != rank.local_rank for rank in alike)
+        return [roles_told(roles), f"{told}, {_devices(rank.device for rank in alike)}" if shifted else told]
 
     def _render_rows(self) -> list[list[str]]:
+        """Says which simulators render on other devices than those of their ranks: a row for equal devices."""
         elsewhere = [rank for rank in self.ranks if rank.renders_elsewhere]
-        devices = as_spans(sorted({device for rank in elsewhere for device in rank.renders}))
-        told = f"of {_ranks(rank.rank for rank in elsewhere)}: on devices {devices} of their nodes"
-        return [["simulators", told]] if elsewhere else []
+        alike: dict[tuple[int, ...], list[Rank]] = {}
+        for rank in elsewhere:
+            alike.setdefault(rank.renders, []).append(rank)
+        if len(alike) > MOST_ROWS:
+            alike = {tuple({device for devices in alike for device in devices}): elsewhere}
+        return [["simulators", f"of {_ranks(rank.rank for rank in ranks)}: on {_devices(devices)} of "
+                 f"{_nodes([*dict.fromkeys(rank.node for rank in ranks)])}"]
+                for devices, ranks in alike.items()]  # fmt: skip
 
     def _host_rows(self) -> list[list[str]]:
         by_ranks: dict[tuple[int, ...], list[str]] = {}
@@ -162,9 +179,9 @@ class PlacementTable:
 
     def _idle_rows(self) -> list[list[str]]:
         """Says how many devices have no component, on nodes that are no hosts."""
-        used = Counter(rank.node for rank in self.ranks)
         hosts = {host.node for host in self.hosts}
-        idle = {node.name: node.devices - used[node.name] for node in self.nodes if node.name not in hosts}
+        idle = {node.name: node.devices - len(self.devices_of(node.name)) for node in self.nodes
+                if node.name not in hosts}  # fmt: skip
         left = [node for node, count in idle.items() if count]
         return [["idle", f"{_several([idle[node] for node in left])} devices on {_nodes(left)}"]] if left else []
 
@@ -215,14 +232,22 @@ def _ranks(ranks: Iterable[int]) -> str:
     return f"rank{'s' * (len(found) > 1)} {as_spans(found, most=3)}{count}"
 
 
+def _devices(devices: Iterable[int]) -> str:
+    found = sorted({*devices})
+    return f"device{'s' * (len(found) > 1)} {as_spans(found)}"
+
+
 def _nodes(names: Sequence[str]) -> str:
     """Formats the nodes of some things, with a name for each thing.
 
-    >>> _nodes(["a", "a", "b", "b"]), _nodes(["a"]), _nodes(["a", "b", "c"])
-    ('a and b, 2 on each', 'a', '3 nodes, a … c')
+    >>> _nodes(["a", "a", "b", "b"]), _nodes(["a"]), _nodes(["a", "b", "c"]), _nodes(["a", "a", "b"])
+    ('a and b, 2 on each', 'a', '3 nodes, a … c', 'a (2) and b (1)')
     """
     counts = Counter(names)
     nodes = list(counts)
+    if len({*counts.values()}) > 1 and len(nodes) <= MOST_ROWS:
+        *first, last = (f"{node} ({count})" for node, count in counts.items())
+        return f"{', '.join(first)} and {last}"
     told = " and ".join(nodes) if len(nodes) < 3 else f"{len(nodes)} nodes, {nodes[0]} … {nodes[-1]}"
     several = len(nodes) > 1 and max(counts.values()) > 1
     return f"{told}, {_several(list(counts.values()))} on each" if several else told

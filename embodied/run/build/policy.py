@@ -262,16 +262,16 @@ def _check_queue(most: int, records: int, hosts: Group) -> None:
 
 
 def _device(name: str, processes: Group) -> torch.device:
-    """Returns the device of this process: with several on a machine, each has the GPU of its number."""
+    """Returns the device of this process: that of the placement. With several on a machine, each has a GPU."""
     found = device_named(name, "runner.device")
-    if found.type == "cpu" or processes.size == 1:
+    if found.type == "cpu" or (processes.size == 1 and processes.device == 0):
         return found
-    if found.index is not None or processes.local_rank >= torch.cuda.device_count():
+    if found.index is not None or processes.device >= torch.cuda.device_count():
         raise ConfigError(
             f"runner.device is {name}, and {processes.local_size} processes on this machine of "
-            f"{torch.cuda.device_count()} GPUs need one each",
+            f"{torch.cuda.device_count()} GPUs need one each, this one number {processes.device}",
             "set runner.device=cuda, and torchrun --nproc-per-node to the number of GPUs",
         )
-    device = torch.device("cuda", processes.local_rank)
+    device = torch.device("cuda", processes.device)
     torch.cuda.set_device(device)
     return device

@@ -12,9 +12,9 @@ from embodied.parallel.group import Group
 from embodied.parallel.placement.launcher import NUMBER, start_command
 from embodied.protocols import Batched
 from embodied.run.build.given import ConfiguredEnv, Sides
-from embodied.run.placement import roles, table
+from embodied.run.placement import devices, roles, table
 from embodied.runtime.pool.file_limit import POOL, RANK, RESERVE, WORKER, OpenFiles
-from embodied.runtime.pool.placement import gpus_of_rank, visible_gpus
+from embodied.runtime.pool.placement import Gpu, gpus_of_rank, visible_gpus, visible_names
 from embodied.runtime.pool.pool import num_workers
 from embodied.schema import only_evaluates as only_evaluates
 
@@ -69,9 +69,12 @@ def pools_of(config: schema.Config, sides: Sides, processes: Group) -> list[Pool
     return [PoolSize(side, slots, workers_of(side, config, slots, processes)) for side, slots in shown]
 
 
-def render_gpus_of(config: schema.Config, processes: Group) -> tuple[int, ...]:
+def render_gpus_of(config: schema.Config, processes: Group) -> tuple[Gpu, ...]:
     """Returns the GPUs on which this process's workers render."""
     wanted = config.env.render_gpus
+    if wanted is None and (placed := devices.renders_of(config, processes)) is not None:
+        seen = visible_names()
+        return tuple(seen[device] for device in placed if device < len(seen))
     return gpus_of_rank(visible_gpus() if wanted is None else wanted, processes.local_rank, processes.local_size)
 
 
@@ -110,6 +113,7 @@ def check(config: schema.Config, processes: Group) -> None:
     if not (config.runner.only_eval or config.runner.task.records):
         teams.check(schema.context_parallel_size(config), learners)
     table.check(config, processes)
+    devices.check(config, processes)
     if not isinstance(processes, table.Planned):
         _check_cluster(config.cluster, processes)
     roles.check(config, processes)
@@ -135,11 +139,12 @@ def _which(processes: Group) -> str:
 
 def _check_cluster(cluster: schema.ClusterConfig, processes: Group) -> None:
     """Refuses another number of machines or processes than there are."""
-    size, here = processes.size, processes.local_size
-    machines, asked = size // here, processes.launcher == "torchrun"  # the others start what is asked for
+    here, machines = processes.local_size, processes.num_nodes
+    asked = processes.launcher == "torchrun"  # the others start what is asked for
+    each = None if cluster.component_placement is not None else cluster.num_gpus_per_node  # else some may be idle
     for key, wanted, there, what in (
         ("num_nodes", cluster.num_nodes, machines, "machines"),
-        ("num_gpus_per_node", cluster.num_gpus_per_node, here, "processes on each machine"),
+        ("num_gpus_per_node", each, here, "processes on each machine"),
     ):
         if asked and wanted not in (None, there):
             command = start_command("torchrun", cluster.num_nodes or machines, cluster.num_gpus_per_node or here)

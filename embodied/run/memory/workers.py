@@ -14,6 +14,7 @@ from embodied.run.build.workers.worker_memory import UNKNOWN, WorkerMemory, memo
 from embodied.run.memory.fitting import MANY, Pools, most_slots, needed, remedies
 from embodied.run.memory.footprint import readable
 from embodied.runtime.memory import address_limit, free_memory
+from embodied.runtime.pool.placement import Gpu
 
 
 def check(config: schema.Config, sides: Sides, processes: Group) -> str | None:
@@ -89,7 +90,7 @@ def described(pool: WorkerMemory) -> str:
     return f"{', '.join(parts)} ({pool.start_method})"
 
 
-def rows_of(pools: Sequence[WorkerMemory], each: str, gpus: Sequence[int]) -> list[list[str]]:
+def rows_of(pools: Sequence[WorkerMemory], each: str, gpus: Sequence[Gpu]) -> list[list[str]]:
     """Returns rows of a dry run's table.
 
     Args:

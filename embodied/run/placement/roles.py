@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from embodied import schema
 from embodied.errors import ConfigError
-from embodied.parallel.group import EVERY_ROLE, Group
+from embodied.parallel.group import Group
 from embodied.run.placement.table import Planned, table_of
 
 TOGETHER = "leave cluster.component_placement out, so that each process collects and trains"
@@ -23,10 +23,9 @@ def placed(config: schema.Config, processes: Group) -> Group:
     Raises:
         ConfigError: the placement cannot be.
     """
-    if processes.size == 1 or isinstance(processes, Planned):
+    if isinstance(processes, Planned) or (processes.size == 1 and config.cluster.component_placement is None):
         return processes
-    table = table_of(config, processes)
-    return processes.with_roles({role: table.ranks_of(role) for role in sorted(EVERY_ROLE)})
+    return processes.with_table(table_of(config, processes))
 
 
 def check(config: schema.Config, processes: Group) -> None:

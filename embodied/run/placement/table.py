@@ -29,6 +29,8 @@ class Planned(Group):
     (2, 1, '')
     """
 
+    table: PlacementTable
+
     def __init__(self, table: PlacementTable, settings: Sequence[str] = ()) -> None:
         super().__init__(0, len(table.ranks), 0, len(table.on(table.ranks[0].node)))
         self.table, self.settings = table, tuple(settings)
@@ -41,6 +43,10 @@ class Planned(Group):
     @property
     def name(self) -> str:
         return ""
+
+    @property
+    def device(self) -> int:
+        return 0  # of this machine, which counts for another one
 
 
 def planned(config: schema.Config, processes: Group, settings: Sequence[str] = ()) -> Group:
@@ -56,7 +62,7 @@ def planned(config: schema.Config, processes: Group, settings: Sequence[str] = (
     if not config.runner.dry_run or processes.size > 1 or config.runner.task.records:
         return processes
     table = _placed(config, _described(config.cluster))
-    return processes if len(table.ranks) == 1 and not table.hosts else Planned(table, settings)
+    return processes if len(table.ranks) == 1 and table.collocated else Planned(table, settings)
 
 
 def more_slots(composed: Composed, processes: Group) -> list[str]:
@@ -79,25 +85,82 @@ def table_of(
     config: schema.Config, processes: Group, environment: Mapping[str, str] = os.environ
 ) -> PlacementTable:  # fmt: skip
     """Returns the table of a run. Its nodes are those that whoever started the processes describes
-    (:data:`embodied.parallel.placement.table.NODES`), else those of torchrun, which are alike.
+    (:data:`embodied.parallel.placement.table.NODES`), else as many as torchrun has, with the keys' devices.
 
     Raises:
-        ConfigError: the keys place something that cannot be, or not all of the processes that were started.
+        ConfigError: the keys place something that cannot be, or other processes than were started.
     """
-    if isinstance(processes, Planned):
+    if processes.table is not None:
         return processes.table
-    nodes, each = processes.size // processes.local_size, processes.local_size
     described = nodes_of(environment)
     if not described and _plans_hosts(config):
         raise _only_by_ray(config)
-    table = _placed(config, described or [Node(f"node-{number}", each) for number in range(nodes)])
+    table = _placed(config, described or _started(config.cluster, processes, environment))
+    _check_started(config, processes, table)
+    return table
+
+
+def _check_started(config: schema.Config, processes: Group, table: PlacementTable) -> None:
+    """Refuses a table of other processes than were started, or started on other machines."""
+    first = next(iter(placed(config.cluster)[1].values()), None)
+    said = f"{PLACEMENT} gives {first.said}" if first else f"{GROUPS} ignores the devices of some nodes"
+    leave = f"leave {PLACEMENT if first else GROUPS} out"
     if len(table.ranks) != processes.size:
-        first = next(iter(placed(config.cluster)[1].values()), None)
         raise ConfigError(
-            f"{f'{PLACEMENT} gives {first.said}' if first else f'{GROUPS} ignores the devices of some nodes'}, which "
-            f"is a place for {len(table.ranks)} processes, and the run has {processes.size}",
-            f"start {len(table.ranks)} processes, or leave {PLACEMENT if first else GROUPS} out",
+            f"{said}, which is a place for {len(table.ranks)} processes, and the run has {processes.size}",
+            f"start {len(table.ranks)} processes, or {leave}",
         )
+    own = table.ranks[processes.rank]
+    there = len(table.on(own.node))
+    if (own.local_rank, there) != (processes.local_rank, processes.local_size):
+        raise ConfigError(
+            f"{said}, which puts process {own.rank} on {own.node} with {there} processes, and {processes.launcher} has "
+            f"started it as number {processes.local_rank} of {processes.local_size} on its machine",
+            f"start {there} on that machine (torchrun --node-rank numbers machines), or {leave}",
+        )
+
+
+def _started(cluster: schema.ClusterConfig, processes: Group, environment: Mapping[str, str]) -> list[Node]:
+    """Describes the machines of processes whose launcher describes none. Each process knows how many there are, and
+    how many processes are on its own; other machines have as many, or the keys say how many.
+
+    Raises:
+        ConfigError: others have more or fewer, and the keys do not say it.
+    """
+    groups, places = placed(cluster)
+    told = environment.get("GROUP_WORLD_SIZE", "") if processes.launcher == "torchrun" and processes.size > 1 else ""
+    each, nodes = processes.local_size, int(told) if told.isdigit() else processes.num_nodes
+    if places:
+        each = cluster.num_gpus_per_node or max(each, _named(groups, places, nodes))
+    elif nodes * each != processes.size or processes.rank % each != processes.local_rank:
+        raise ConfigError(
+            f"{processes.launcher} has started {each} of {processes.size} processes on this machine, and another "
+            "number on others",
+            f"start as many on each; or say how many are where, as 2 on the first machine and 1 on the second: "
+            f"cluster.num_gpus_per_node=2 '{PLACEMENT}={{actor: 0-2, rollout: 0-2}}'; or set cluster.launcher=ray",
+        )
+    return [Node(f"node-{number}", each) for number in range(nodes)]
+
+
+def local_table(config: schema.Config) -> PlacementTable | None:
+    """Returns the table of the processes that ``cluster.launcher=local`` starts; None: the keys place nothing.
+
+    Raises:
+        ConfigError: the keys place something that cannot be.
+    """
+    return None if config.cluster.component_placement is None else _placed(config, _described(config.cluster))
+
+
+def table_of_size(config: schema.Config, size: int, each: int) -> PlacementTable:
+    """Returns the table of ``size`` processes, ``each`` on a node and the rest on the last.
+
+    Raises:
+        ConfigError: the keys place something that cannot be, or another number of processes.
+    """
+    counts = [min(each, size - first) for first in range(0, size, each)]
+    table = _placed(config, [Node(f"node-{number}", count) for number, count in enumerate(counts)])
+    if len(table.ranks) != size:
+        raise ConfigError(f"{PLACEMENT} is a place for {len(table.ranks)} processes", f"start as many, not {size}")
     return table
 
 
@@ -146,23 +209,17 @@ def _only_by_ray(config: schema.Config) -> ConfigError:
 
 
 def refuse_unbuilt(config: schema.Config, table: PlacementTable, launcher: Launcher) -> None:
-    """Refuses what can be planned and not be run: simulators on other devices, hosts and interpreters that the launcher
-    cannot start. Raises :class:`ConfigError`."""
-    if launcher != "ray":
-        if table.hosts:
-            raise _only_by_ray(config)
-        if any(one.python or one.variables for one in table.software.values()):
-            raise ConfigError(
-                f"{GROUPS} has env_configs, and only Ray's launcher gives a node interpreter and variables of its own",
-                "set cluster.launcher=ray, or leave env_configs out; env.python is the interpreter of simulators",
-            )
-    if not any(rank.renders_elsewhere for rank in table.ranks):
+    """Refuses what can be planned and not be run: hosts and interpreters that the launcher cannot start. Raises
+    :class:`ConfigError`."""
+    if launcher == "ray":
         return
-    raise ConfigError(
-        f"{PLACEMENT} gives {placed(config.cluster)[1]['env'].said}, and each process that collects has its "
-        "simulators beside it, on its own device",
-        "leave env out, or give it what rollout has; env.render_gpus chooses GPUs for simulators",
-    )
+    if table.hosts:
+        raise _only_by_ray(config)
+    if any(one.python or one.variables for one in table.software.values()):
+        raise ConfigError(
+            f"{GROUPS} has env_configs, and only Ray's launcher gives a node interpreter and variables of its own",
+            "set cluster.launcher=ray, or leave env_configs out; env.python is the interpreter of simulators",
+        )
 
 
 def check(config: schema.Config, processes: Group) -> None:
@@ -172,11 +229,11 @@ def check(config: schema.Config, processes: Group) -> None:
 
 
 def rows(config: schema.Config, processes: Group) -> list[list[str]]:
-    """Returns the lines of the table that a run prints at its start: none of one rank that is alone."""
+    """Returns the lines of the table that a run prints at its start: none of one rank with its simulators beside it."""
     table = table_of(config, processes)
     settings = processes.settings if isinstance(processes, Planned) else ()
     to_run = [["to run it", f"add {' '.join(settings)}, without which the processes cannot share the env slots"]]
-    return [*table.rows(), *(to_run if settings else [])] if len(table.ranks) > 1 or table.hosts else []
+    return [*table.rows(), *(to_run if settings else [])] if len(table.ranks) > 1 or not table.collocated else []
 
 
 def _placed(config: schema.Config, nodes: Sequence[Node]) -> PlacementTable:

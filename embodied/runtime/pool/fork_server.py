@@ -29,7 +29,7 @@ from embodied.errors import WorkerDiedError, WorkerError, WorkerHungError
 from embodied.lib.child import how_it_ended, tail
 from embodied.runtime.pool.before_fork import EnvClass
 from embodied.runtime.pool.forking import MAX_FDS, MESSAGE_BYTES, Ended, Forked, Hello, Request, Serving
-from embodied.runtime.pool.placement import START, module_folders, worker_environment
+from embodied.runtime.pool.placement import START, Gpu, module_folders, worker_environment
 
 ANSWER_S = 60.0  # limit for a fork, and for an exit status; both take milliseconds, but the machine may be very busy
 STACK_S = 0.2  # pause between asking a hung server for its stack and killing it
@@ -48,7 +48,7 @@ class ForkServer:
 
     def __init__(
         self, envs: Sequence[EnvClass], log_dir: Path, timeout: float,
-        gpus: Sequence[int] = (), python: str | None = None, say: Callable[[str], None] = lambda text: None,
+        gpus: Sequence[Gpu] = (), python: str | None = None, say: Callable[[str], None] = lambda text: None,
     ) -> None:  # fmt: skip
         self._hello = Hello(tuple(envs), module_folders(python, sys.path, (sys.prefix, sys.base_prefix)))
         self._environment = worker_environment(0, gpus, python)

@@ -4,7 +4,7 @@ A worker finds in its environment, unless the user has set them otherwise:
 
 | variable | means |
 |---|---|
-| ``EMBODIED_RENDER_GPU`` | the GPU that it should use for rendering or simulation, as CUDA and nvidia-smi count |
+| ``EMBODIED_RENDER_GPU`` | the GPU to render or simulate on, by nvidia-smi's number or the name that CUDA shows |
 | ``MUJOCO_EGL_DEVICE_ID`` | the same GPU as EGL counts, which is another order; only where EGL tells |
 
 Workers take the GPUs in turn. EGL says by an attribute of its devices (EGL_NV_device_cuda) which GPU each is; a device
@@ -14,12 +14,17 @@ without it (Mesa's software renderer) is none.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 
+RENDER_VARIABLES = ("EMBODIED_RENDER_GPU", "MUJOCO_EGL_DEVICE_ID")
+Gpu = int | str
+"""A GPU by nvidia-smi's number, or by the name that ``CUDA_VISIBLE_DEVICES`` gives it (``GPU-UUID``, ``MIG-UUID``)."""
 START = Path(__file__).with_name("start_worker.py")
 NODES = Path("/sys/devices/system/node")
 NVIDIA = Path("/proc/driver/nvidia/gpus")
@@ -43,7 +48,7 @@ for i in range(count.value):
 """
 
 
-def gpu_of(worker: int, gpus: Sequence[int]) -> int | None:
+def gpu_of(worker: int, gpus: Sequence[Gpu]) -> Gpu | None:
     """Returns the GPU that an env worker renders on; workers take the GPUs in turn.
 
     >>> [gpu_of(worker, (2, 3)) for worker in range(5)], gpu_of(0, ())
@@ -71,7 +76,32 @@ def visible_gpus(environ: Mapping[str, str] = os.environ, folder: Path = NVIDIA)
     return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else ()
 
 
-def render_environment(gpu: int | None, egl: Mapping[int, int], environ: Mapping[str, str]) -> dict[str, str]:
+def visible_names(environ: Mapping[str, str] = os.environ, folder: Path = NVIDIA) -> tuple[Gpu, ...]:
+    """Returns the GPUs that this process may use in the order in which CUDA counts them, which is that of
+    ``CUDA_VISIBLE_DEVICES``. As for CUDA, an entry that is no GPU hides those behind it.
+
+    >>> visible_names({"CUDA_VISIBLE_DEVICES": "5, GPU-8a, -1, 2"})
+    (5, 'GPU-8a')
+    """
+    if (named := environ.get("CUDA_VISIBLE_DEVICES")) is None:
+        return visible_gpus(environ, folder)
+    parts = takewhile(
+        lambda part: part.isdigit() or part.startswith(("GPU-", "MIG-")), map(str.strip, named.split(","))
+    )
+    return tuple(int(part) if part.isdigit() else part for part in parts)
+
+
+def gpu_number(gpu: Gpu, folder: Path = NVIDIA) -> int | None:
+    """Returns nvidia-smi's number of a GPU, which orders GPUs by their place on the bus; None: the driver does not tell
+    it, as of a part of a GPU (MIG). A name may be the beginning of one, as for CUDA."""
+    if isinstance(gpu, int):
+        return gpu
+    told = [file.read_text(encoding="utf-8") for file in sorted(folder.glob("*/information"))]
+    found = [number for number, text in enumerate(told) if re.search(rf"(?m)^GPU UUID:\s*{re.escape(gpu)}", text)]
+    return found[0] if len(found) == 1 else None
+
+
+def render_environment(gpu: Gpu | None, egl: Mapping[int, int], environ: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables of the table above for a worker on ``gpu``. Those that the user has set stay as they are.
 
     Args:
@@ -83,12 +113,12 @@ def render_environment(gpu: int | None, egl: Mapping[int, int], environ: Mapping
     if gpu is None:
         return {}
     wanted = {"EMBODIED_RENDER_GPU": str(gpu)}
-    if gpu in egl:
-        wanted["MUJOCO_EGL_DEVICE_ID"] = str(egl[gpu])
+    if (number := gpu_number(gpu)) is not None and number in egl:
+        wanted["MUJOCO_EGL_DEVICE_ID"] = str(egl[number])
     return {name: value for name, value in wanted.items() if name not in environ}
 
 
-def worker_environment(worker: int, gpus: Sequence[int], python: str | None) -> dict[str, str]:
+def worker_environment(worker: int, gpus: Sequence[Gpu], python: str | None) -> dict[str, str]:
     """Returns a worker's environment: the GPU that it renders on, and one thread unless the user says otherwise, as
     there is about one worker a core.
 

@@ -21,7 +21,7 @@ from embodied.runtime.channel import Channel, Command, Completion, Kind
 from embodied.runtime.messages import Notice, Outbox, Ready, WorkerSetup, receive, send
 from embodied.runtime.pool.books import Books
 from embodied.runtime.pool.fork_server import ForkedProcess, ForkServer
-from embodied.runtime.pool.placement import START, cores_of, module_folders, numa_nodes, worker_environment
+from embodied.runtime.pool.placement import START, Gpu, cores_of, module_folders, numa_nodes, worker_environment
 from embodied.runtime.pool.safe_stop import Guardian, await_frozen
 from embodied.runtime.slab import Slab
 from embodied.runtime.worker.expert import ExpertJob
@@ -69,7 +69,7 @@ class PoolConfig:
     max_restarts: int = 0  # restarts of one worker in a row, without a finished episode in between
     python: str | None = None  # the workers' interpreter; None = the launcher's
     pin: bool = False  # pin each worker to cores of its own
-    gpus: tuple[int, ...] = ()  # the workers render on these in turn
+    gpus: tuple[Gpu, ...] = ()  # the workers render on these in turn
     batch: bool = False  # the env hosts all slots of a worker (:class:`embodied.protocols.Batched`)
     rank: int = 0  # number of this process among the `ranks` of this machine that have a pool each
     ranks: int = 1

@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 
 from embodied.errors import EmbodiedError
 from embodied.runtime.channel import Completion
-from embodied.runtime.pool.placement import slots_by_share, slots_of
+from embodied.runtime.pool.placement import Gpu, slots_by_share, slots_of
 from embodied.runtime.pool.process import PoolConfig
 from embodied.runtime.pool.supervise import Supervisor
 from embodied.runtime.ports import Event
@@ -63,7 +63,7 @@ class HostsConfig:
     hosts: int
     obs: tuple[str, ...]
     node_timeout_s: float = 30.0
-    gpus: tuple[int, ...] | None = None
+    gpus: tuple[Gpu, ...] | None = None
     forks: bool = False
     elsewhere: bool = False
     shares: tuple[int, ...] = ()

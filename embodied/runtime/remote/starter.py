@@ -17,6 +17,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from embodied.runtime.pool.placement import Gpu
 from embodied.runtime.pool.process import PoolConfig
 from embodied.types import ArraySpec
 
@@ -52,7 +53,7 @@ class HostJob:
     pool: PoolConfig
     fields: Mapping[str, ArraySpec]
     obs: tuple[str, ...]
-    gpus: tuple[int, ...] | None
+    gpus: tuple[Gpu, ...] | None
     forks: bool
     silence_s: float
     proof: str

@@ -64,15 +64,15 @@ class ClusterConfig(Section):
     num_gpus_per_node: int | None = Field(
         None,
         ge=1,
-        description="Processes on each machine, one a GPU. torchrun starts them, and another number is refused; null = "
-        "not said.",
+        description="Processes on each machine, one a GPU. torchrun starts them, and another number is refused. With "
+        "component_placement: devices of each machine, some of which may have no process; null = not said.",
     )
     component_placement: Where | dict[str, Where | dict[str, Where]] | None = Field(
         None,
         description="Which devices do what: all, or {actor: 0-3, rollout: 4-7, env: 4-7}, with ranges and lists, or "
-        "{node_group: LABEL, placement: 0-3}. actor trains, rollout acts, env are the simulators, beside the devices "
-        "of rollout or, with launcher=ray, on nodes without any; inference, critic and reference go with actor, reward "
-        "with rollout. null = each device does everything.",
+        "{node_group: LABEL, placement: 0-3}. actor trains, rollout acts, env are the simulators, on devices of the "
+        "nodes of rollout or, with launcher=ray, on nodes without any; inference, critic and reference go with "
+        "actor, reward with rollout. null = each device does everything.",
     )
     node_groups: list[NodeGroupConfig] | None = Field(
         None,

@@ -181,8 +181,9 @@ class EnvConfig(Section):
     )
     render_gpus: list[int] | None = Field(
         None,
-        description="GPUs that the workers render on, in turn, as nvidia-smi counts; null = all that are visible, "
-        "[] = leave it to the simulator. A worker finds its own in EMBODIED_RENDER_GPU and MUJOCO_EGL_DEVICE_ID.",
+        description="GPUs that the workers render on, in turn, as nvidia-smi counts; null = those that "
+        "cluster.component_placement numbers, else all that are visible; [] = leave it to the simulator. A worker "
+        "finds its own in EMBODIED_RENDER_GPU and MUJOCO_EGL_DEVICE_ID.",
     )
     channel: ChannelConfig = ChannelConfig(queue_name="obs_buffer")
     train: EnvTrainConfig
