@@ -145,7 +145,8 @@ def footprint(
     resting = _resting(config, parts) if on_gpu else {}
     apart = _apart(parts, more, weights) if on_gpu and gathered.on_host else {}
     early = _before_first_step(optimizer_steps)
-    there = {name: _without(parts, resting if name in ("act", "score") else (), name in early) for name in more}
+    rests = ("act",) if config.algorithm.max_staleness else ("act", "score")
+    there = {name: _without(parts, resting if name in rests else (), name in early) for name in more}
     copied = dict.fromkeys(more, 0) if on_gpu else copies
     fullest = max(more, key=lambda name: sum((*there[name].values(), *more[name].values(), copied[name])))
     host = {"process": process, "slab": slab or 0, "records of others": received, **resting, **apart}
@@ -279,8 +280,10 @@ def _add_engine(more: dict[str, dict[str, int]], engine: int | None, sleeps: boo
 def _add_reward_model(
     parts: dict[str, int], more: dict[str, dict[str, int]], judge: RewardMemory, on_gpu: bool
 ) -> None:
-    """Adds a reward model: what is always there, and the moment in which it scores, after the policy has acted."""
-    more["score"] = {name: size for name, size in more["act"].items() if name != "activations"}
+    """Adds a reward model: what is always there, and the moment in which it scores, after the policy has acted; with a
+    lag beside an update, and beside later rollouts."""
+    lags = "a call of the policy beside it" in more.get("update", {})
+    more["score"] = {**more["update"]} if lags else {k: size for k, size in more["act"].items() if k != "activations"}
     more["score"]["gathered weights of the reward model"] = judge.gathered
     if judge.waits and on_gpu:
         more["score"]["reward model"] = judge.held

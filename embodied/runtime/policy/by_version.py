@@ -3,8 +3,8 @@
     requests: 4 4 5 4 5 ─┬▶ port of 4: its queue, its lanes ─▶ a pass, or a token in each lane, with the weights of 4
                          └▶ port of 5: its queue, its lanes ─▶ … with the weights of 5
 
-The earliest version comes first: an update waits for its episodes before those of others. The next one works where
-the earliest has answered nothing: while its long texts are still written, those of later versions go on. So a text is
+The earliest version comes first: an update waits for its episodes before those of others. Where its pass has answered
+nothing, the next version has one: while long texts are written, those of later versions go on, a token each in turn. So a text is
 decoded with the weights of its rollout alone, and keys and values of a lane are those of one version.
 """
 
