@@ -4,8 +4,8 @@
                          └▶ port of 5: its queue, its lanes ─▶ … with the weights of 5
 
 The earliest version comes first: an update waits for its episodes before those of others. Where its pass has answered
-nothing, the next version has one: while long texts are written, those of later versions go on, a token each in turn. So a text is
-decoded with the weights of its rollout alone, and keys and values of a lane are those of one version.
+nothing, the next version has one: while long texts are written, those of later versions go on, a token each in turn.
+So a text is decoded with the weights of its rollout alone, and keys and values of a lane are those of one version.
 """
 
 from __future__ import annotations
