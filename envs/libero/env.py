@@ -15,6 +15,7 @@ import numpy as np
 
 from embodied.errors import ConfigError, UnknownKeyError, did_you_mean
 from embodied.lib.host_memory import SimulatorMemory
+from embodied.protocols import TaskKinds
 from embodied.types import (
     ArraySpec,
     ContinuousAction,
@@ -44,8 +45,8 @@ from .files import (
 from .goals import NUM_FEATURES
 from .host_memory import host_memory
 from .plus.cameras import CAMERA
-from .plus.chosen import Choice, choose
-from .plus.varied import Varied
+from .plus.chosen import Choice, choose, kinds_of
+from .plus.varied import Varied, check_pictures
 from .process import prepare_process
 from .rendering import BACKENDS, Pictures, RendererChoice, check_renderer, draw_frame
 from .sharing import EnvSlot, build_ahead, can_share
@@ -142,9 +143,11 @@ class LiberoEnv:
         self._pictures = _read_pictures(init_params or {})
         choice.check(plus=task_suite_name in PLUS)
         self._paths = locate()
-        chosen = task_suite_name in PLUS and choose(task_suite_name, choice)
-        tasks = chosen or read_tasks(self._paths.package, task_suite_name)
+        chosen = choose(task_suite_name, choice) if task_suite_name in PLUS else None
+        tasks = chosen.tasks if chosen else read_tasks(self._paths.package, task_suite_name)
         self._tasks = _choose(tasks, task_suite_name, task_ids)
+        self._kinds = kinds_of(self._tasks, chosen.left_out) if chosen else None
+        check_pictures(self._tasks, self._pictures)
         self._init_states = [_init_states(task.init_states_file, task.rearranged) for task in self._tasks]
         self._spec = self._make_spec(MAX_STEPS[task_suite_name])
         self._wait_steps, self._renderer = wait_steps, renderer
@@ -178,6 +181,10 @@ class LiberoEnv:
         renderers = {{"egl": "EGL", "osmesa": "OSMesa"}[name]: functools.partial(draw_frame, name) for name in BACKENDS}
         licences = {"LIBERO's code": "MIT", "LIBERO's meshes, textures and initial states": "CC BY 4.0"}
         return SimulatorNeeds("LIBERO", MODULES, INSTALL, renderers, licences, LiberoEnv._try_imports)
+
+    def task_kinds(self) -> TaskKinds | None:
+        """Says how LIBERO-Plus varies each task (:class:`embodied.protocols.KnowsKinds`)."""
+        return self._kinds
 
     def host_memory(self) -> SimulatorMemory:
         """Says what simulators take of a worker's memory (:class:`embodied.protocols.SaysMemory`)."""

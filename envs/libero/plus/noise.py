@@ -129,7 +129,7 @@ def _plasma(decay: float, draws: np.random.RandomState) -> np.ndarray:
 def _glass(picture: np.ndarray, strength: int, draws: np.random.RandomState) -> np.ndarray:
     """Blurs, lets pixels take the place of near ones, and blurs again."""
     sigma, most, passes = _GLASS[strength]
-    pixels = np.uint8(_blurred(picture, sigma) * 255)
+    pixels = (_blurred(picture, sigma) * 255).astype(np.uint8)
     source = np.arange(pixels.shape[0] * pixels.shape[1])
     for _ in range(passes):
         source = _moved(source, (pixels.shape[0], pixels.shape[1]), most, draws)

@@ -27,13 +27,15 @@ class Scene:
     base: str  # LIBERO's problem that it is made of; equal to ``problem`` where nothing is changed
     xml: Path | None = None  # the arena; None: LIBERO's
     styles: dict[str, str] = field(default_factory=dict)  # floor_style, wall_style → the package's name of a texture
-    textures: dict[str, str] = field(default_factory=dict)  # style → file in ``assets/textures``
+    textures: dict[str, str] = field(default_factory=dict)  # style → name of its file
     objects: dict[str, Path] = field(default_factory=dict)  # category that LIBERO has not → its model
 
-    def missing(self, assets: Path) -> list[Path]:
-        """Lists files of the package's assets that are not there."""
+    @property
+    def missing(self) -> list[Path]:
+        """Lists files of assets that are not there."""
         needed = [*([self.xml] if self.xml else []), *self.objects.values()]
-        needed += [assets / "textures" / name for name in self.textures.values()] if self.styles else []
+        if self.xml:  # which names its textures by ``../textures``
+            needed += [self.xml.parent.parent / "textures" / name for name in self.textures.values()]
         return [file for file in needed if not file.is_file()]
 
 
@@ -58,7 +60,7 @@ def scene(paths: PlusPaths, bddl: Path) -> Scene:
     if base is None:
         raise AssetsMissingError(f"{bddl} names the unknown problem {problem}", f"reinstall it: {INSTALL}")
     known, categories = _objects(paths.package), _categories(bddl)
-    objects = {name: paths.assets / known[name] for name in categories if name in known}
+    objects = {name: paths.asset(known[name]) for name in categories if name in known}
     if problem == base:
         return Scene(problem, base, objects=objects)
     problems = _problems(paths.package / "envs" / "problems" / f"{base}.py")
@@ -67,7 +69,7 @@ def scene(paths: PlusPaths, bddl: Path) -> Scene:
     xml, styles = problems[problem]
     files = _textures(paths.package / "envs" / "arenas" / "style.py")
     textures = {style: files[style] for style in styles.values() if style in files}
-    return Scene(problem, base, paths.assets / (xml or _BASE_XML[base]), styles, textures, objects)
+    return Scene(problem, base, paths.asset(xml or _BASE_XML[base]), styles, textures, objects)
 
 
 _BASE_XML = {
@@ -133,8 +135,8 @@ def teach(paths: PlusPaths, bddl: Path) -> None:
     from libero.libero.envs.regions import REGION_SAMPLERS
 
     found = scene(paths, bddl)
-    if missing := found.missing(paths.assets):
-        raise without(bddl.stem, missing, paths)
+    if found.missing:
+        raise without(bddl.stem, found.missing, paths)
     for category, model in found.objects.items():
         _register_object(category, model)
     if found.problem not in TASK_MAPPING:

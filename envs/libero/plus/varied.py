@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from embodied.errors import ConfigError
+
 from ..files import LiberoTask
+from ..rendering import Pictures
 from .cameras import CAMERA, pose
 from .files import PlusPaths, arm, paths_of
 from .names import Variation
-from .noise import corrupted
+from .noise import LARGEST, corrupted
 from .scenes import problem_of
 
 
@@ -52,6 +57,16 @@ class Varied:
             noisy = corrupted(picture[::-1, ::-1], self._variation.noise, noise_seed(self.seed, self.steps))
             self._picture = self.steps, noisy[::-1, ::-1].copy()
         return self._picture[1]
+
+
+def check_pictures(tasks: Sequence[LiberoTask], pictures: Pictures) -> None:
+    """Raises :class:`ConfigError` if a task has noise that pictures of this size cannot have."""
+    sides, noisy = (pictures.height, pictures.width), any(task.variation and task.variation.noise for task in tasks)
+    if noisy and CAMERA in pictures.cameras and (sides[0] != sides[1] or sides[0] > LARGEST):
+        raise ConfigError(
+            f"LIBERO-Plus's noise is made for square pictures of at most {LARGEST} pixels, not {sides[0]} × {sides[1]}",
+            f"set init_params.camera_heights and camera_widths to {LARGEST}, or leave noise out of kinds",
+        )
 
 
 def noise_seed(seed: int, steps: int) -> int:
