@@ -46,6 +46,7 @@ from .goals import NUM_FEATURES
 from .host_memory import host_memory
 from .plus.cameras import CAMERA
 from .plus.chosen import Choice, choose, kinds_of
+from .plus.files import DISTRIBUTION, describe_installed
 from .plus.varied import Varied, check_pictures
 from .process import prepare_process
 from .rendering import BACKENDS, Pictures, RendererChoice, check_renderer, draw_frame
@@ -103,9 +104,7 @@ class LiberoEnv:
         renderer: "egl", "osmesa", or "auto": the environment's MUJOCO_GL if set, else the first of both that works.
         kinds: of LIBERO-Plus, the kinds of variation that are used: camera, robot, language, light, background, noise,
             layout; None = all.
-        sample: of LIBERO-Plus, so many tasks, of each kind and strength its share; None = all. A larger sample has all
-            tasks of a smaller one.
-        sample_seed: draws them.
+        sample, sample_seed: of LIBERO-Plus, so many tasks, of each kind and strength its share; None = all.
         skip_missing: leave out tasks whose assets are not installed; else they are refused.
         plain_instructions: of LIBERO-Plus, give tasks LIBERO's instruction. The package's ends with the variation's
             name, e.g. "… on the plate light 3"; those of kind language are the same.
@@ -214,7 +213,7 @@ class LiberoEnv:
 
     def prepare(self) -> WorkerFacts:
         choice, versions = self._prepared()
-        packages, shares = versions_of(PACKAGES), can_share()
+        packages, shares = versions_of((*PACKAGES, DISTRIBUTION) if self._kinds else PACKAGES), can_share()
         return WorkerFacts(os.getpid(), choice.name, choice.reason, versions, choice.driver, packages, shares)
 
     def _prepared(self) -> tuple[RendererChoice, dict[str, str]]:
@@ -223,6 +222,7 @@ class LiberoEnv:
     def _try_imports(self) -> WorkerFacts:
         choice = check_renderer(self._renderer)
         found = prepare_process(self._paths, choice.name, compiled=False)
+        found["libero-plus"] = describe_installed()
         found["control"] = "is compiled by the first worker of this machine, in 15 to 30 CPU seconds, not by this check"
         return WorkerFacts(os.getpid(), choice.name, choice.reason, found, choice.driver, versions_of(PACKAGES))
 

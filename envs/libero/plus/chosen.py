@@ -13,9 +13,9 @@ from embodied.protocols import TaskKinds
 
 from ...shared.arguments import check_name, check_range
 from ..files import LiberoTask
-from .files import CLASSIFICATION, PlusPaths, count_by_kind, locate_plus, read_plus_tasks
+from .files import CLASSIFICATION, PlusPaths, count_by_kind, locate_plus, put_assets, read_plus_tasks
 from .names import KINDS
-from .scenes import put_assets, scene
+from .scenes import scene
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,25 @@ def installed_version() -> str | None:
         return None
 
 
+def describe_installed() -> str:
+    """Says which parts of LIBERO-Plus are installed, and what would get the others."""
+    try:
+        paths = locate_plus()
+    except AssetsMissingError as error:
+        return f"{error.message}; {error.remedy}"
+    parts = [f"{installed_version() or 'a checkout'} in {paths.package}"]
+    if not (paths.assets / "scenes").is_dir():
+        parts.append(f"without assets, which light, most backgrounds and added objects need: {put_assets(paths)}")
+    if not paths.classification.is_file():
+        parts.append(f"without strengths: {paths.classification} is {CLASSIFICATION}")
+    return "; ".join(parts)
+
+
+def put_assets(paths: PlusPaths) -> str:
+    """Says where the assets come from, and where they go."""
+    return f"download {ASSETS} and unpack it so that {paths.assets / 'scenes'} is there"
+
+
 def read_plus_tasks(paths: PlusPaths, suite: str, plain: bool) -> list[LiberoTask]:
     """Lists the tasks of a suite in the package's order; opens no file of a task but those with other words.
 

