@@ -89,10 +89,11 @@ def _of(task: LiberoTask) -> tuple[str, int]:
 
 def _buildable(paths: PlusPaths, tasks: list[LiberoTask], skip: bool) -> list[LiberoTask]:
     """Checks that the files of all tasks are there, or leaves out those whose assets are not."""
-    lacking = [task for task in tasks if _lacks(paths, task)]
+    lacking, left = list[LiberoTask](), list[LiberoTask]()
+    for task in tasks:
+        (lacking if _lacks(paths, task) else left).append(task)
     if not lacking:
         return tasks
-    left = [task for task in tasks if task not in set(lacking)]
     if skip and left:
         return left
     raise AssetsMissingError(

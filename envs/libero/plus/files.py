@@ -110,7 +110,7 @@ def read_plus_tasks(paths: PlusPaths, suite: str, plain: bool) -> list[LiberoTas
         plain: instructions are LIBERO's; else they end with the variation's name, as the package's do.
     """
     own = PLUS[suite]
-    names = read_literal(paths.package / "benchmark" / "libero_suite_task_map.py", "libero_task_map", INSTALL).get(own)
+    names = _task_map(paths.package / "benchmark" / "libero_suite_task_map.py").get(own)
     if not names:
         raise AssetsMissingError(f"{paths.package} has no tasks of {own}", INSTALL)
     strengths = _strengths(paths, own)
@@ -120,6 +120,12 @@ def read_plus_tasks(paths: PlusPaths, suite: str, plain: bool) -> list[LiberoTas
             f"replace it by the one of LIBERO-Plus, or remove it: {CLASSIFICATION}",
         )
     return [_task(paths, own, name, strengths.get(name), plain) for name in names]
+
+
+@functools.cache
+def _task_map(file: Path) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = read_literal(file, "libero_task_map", INSTALL)
+    return found
 
 
 @functools.cache
