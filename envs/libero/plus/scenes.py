@@ -15,7 +15,7 @@ from typing import Any
 
 from embodied.errors import AssetsMissingError
 
-from ..files import require
+from ..files import read_literal, require
 from .files import INSTALL, PlusPaths, put_assets
 
 
@@ -27,7 +27,7 @@ class Scene:
     base: str  # LIBERO's problem that it is made of; equal to ``problem`` where nothing is changed
     xml: Path | None = None  # the arena; None: LIBERO's
     styles: dict[str, str] = field(default_factory=dict)  # floor_style, wall_style → the package's name of a texture
-    textures: dict[str, str] = field(default_factory=dict)  # style → name of its file
+    textures: dict[str, str] = field(default_factory=dict)  # floor, wall → file of the style
     objects: dict[str, Path] = field(default_factory=dict)  # category that LIBERO has not → its model
 
     @property
@@ -68,7 +68,8 @@ def scene(paths: PlusPaths, bddl: Path) -> Scene:
         raise AssetsMissingError(f"{bddl} names the unknown problem {problem}", f"reinstall it: {INSTALL}")
     xml, styles = problems[problem]
     files = _textures(paths.package / "envs" / "arenas" / "style.py")
-    textures = {style: files[style] for style in styles.values() if style in files}
+    parts = {part.removesuffix("_style"): style for part, style in styles.items()}
+    textures = {part: files[part][style] for part, style in parts.items() if style in files[part]}
     return Scene(problem, base, paths.asset(xml or _BASE_XML[base]), styles, textures, objects)
 
 
@@ -97,11 +98,9 @@ def _classes_of(file: Path) -> Iterator[tuple[str, str | None, dict[str, str]]]:
 
 
 @functools.cache
-def _textures(file: Path) -> dict[str, str]:
-    """Files of textures by style."""
-    return dict(
-        re.findall(r'^\s*"([^"]+)":\s*"([^"]+\.png)"', require(file, INSTALL).read_text(encoding="utf-8"), re.M)
-    )
+def _textures(file: Path) -> dict[str, dict[str, str]]:
+    """Files of textures by part (floor or wall) and style; parts have styles of one name."""
+    return {part: read_literal(file, f"{part.upper()}_STYLE", INSTALL) for part in ("floor", "wall")}
 
 
 @functools.cache
@@ -157,9 +156,8 @@ def _problem_class(base: type, found: Scene) -> type:
     """Makes LIBERO's environment with another arena. LIBERO checks that its name is that of the problem."""
     from libero.libero.envs.arenas import style
 
-    for name, file in found.textures.items():
-        for known in style.STYLE_MAPPING.values():
-            known.setdefault(name, file)
+    for part, file in found.textures.items():
+        style.STYLE_MAPPING[part].setdefault(found.styles[f"{part}_style"], file)
 
     def begin(self: Any, *args: Any, **kwargs: Any) -> None:
         given = {"scene_xml": str(found.xml), "scene_properties": dict(found.styles)}

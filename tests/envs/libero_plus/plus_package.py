@@ -67,7 +67,9 @@ def _sources(envs: Path) -> None:
     classes = "".join(_CLASS.format(name=f"{PROBLEM}_{xml}", xml=f"tabletop_{xml}", wall=wall)
                       for xml, wall in changed.items())  # fmt: skip
     _write(envs / "problems" / "libero_tabletop_manipulation.py", classes)
-    _write(envs / "arenas" / "style.py", 'WALL_STYLE = {\n    "brick": "Bricks.png",\n}\n')
+    _write(
+        envs / "arenas" / "style.py", 'WALL_STYLE = {"brick": "Bricks.png"}\nFLOOR_STYLE = {"brick": "Ground.png"}\n'
+    )
     _write(envs / "objects" / "custom_objects.py", _OBJECT)
 
 

@@ -6,7 +6,7 @@ from embodied.envs.libero import LiberoEnv
 from embodied.envs.libero.build import build, reset_with
 from embodied.envs.libero.sharing import _OF_PROCESS
 from embodied.envs.libero.simulator import TaskSimulator
-from plus_package import ARM, SAME, TASK, write_scene
+from plus_package import ARM, OTHER, SAME, TASK, write_scene
 
 from embodied.errors import AssetsMissingError
 from embodied.types import Start
@@ -68,7 +68,9 @@ def test_noise_is_drawn_by_seed_and_step_and_is_part_of_the_state(sim, package, 
 def test_an_arm_is_reset_as_by_a_scene_that_was_built_with_it(sim, package, monkeypatch):
     from libero.libero.envs.robots.mounted_panda import MountedPanda
 
-    bddl = str(package / "bddl_files" / "libero_spatial" / f"{TASK}.bddl")
+    bddl = str(
+        package / "bddl_files" / "libero_spatial" / f"{OTHER}.bddl"
+    )  # a bowl on a stove that is placed at random
     simulator = TaskSimulator(bddl, make()._pictures)
     reset = simulator._reset_with(np.array(ARM))
     monkeypatch.setattr(MountedPanda, "init_qpos", property(lambda robot: np.array(ARM)))
