@@ -1,4 +1,5 @@
 """Equal, bit by bit, to LIBERO-Plus's own env: instructions, initial states, physics, pictures with noise, success.
+Pictures with Gaussian or glass blur are equal to one level.
 
 The package has an interpreter of its own, with numpy < 2: that of ``LIBERO_PLUS_PYTHON``, else one that is made here.
 Its motion blur needs the library MagickWand; where that is missing, those tasks are left out.
@@ -31,6 +32,9 @@ REQUIRED = [
 EACH, SEED, WAIT = 3, 7, 10
 CAMERAS = ("agentview", "robot0_eye_in_hand")
 MOTION = range(1, 11)
+BLURRED = (*range(11, 21), *range(41, 51))
+"""Noises with Gaussian weights: numpy 1 and 2 round their exponential function otherwise, so a pixel may be cut off one
+level lower."""
 
 
 @pytest.fixture(scope="module")
@@ -112,5 +116,6 @@ def compare(env: LiberoEnv, number: int, actions: np.ndarray, theirs: dict) -> N
         position, _, fingers = theirs["robot"][step]
         assert np.array_equal(out["state"][[0, 1, 2, 6, 7]], np.concatenate([position, fingers]).astype(np.float32))
         for image, other in zip(out["images"], theirs["pictures"][step], strict=True):
-            assert np.array_equal(image, other[::-1, ::-1]), f"{name}: picture after step {step}"
+            levels = np.abs(image.astype(int) - other[::-1, ::-1]).max()
+            assert levels <= (env._tasks[number].variation.noise in BLURRED), f"{name}: picture after step {step}"
         assert not step or success == theirs["done"][step], name
