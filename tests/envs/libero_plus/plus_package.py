@@ -6,11 +6,15 @@ import io
 import json
 import pickle
 import shutil
+import sys
 import zipfile
+from importlib import invalidate_caches
 from pathlib import Path
 
 import numpy as np
+import pytest
 from embodied.envs.libero.files import locate, read_init_states
+from embodied.envs.libero.plus import files, scenes
 
 TASK = "pick_up_the_black_bowl_from_table_center_and_place_it_on_the_plate"
 OTHER = "pick_up_the_black_bowl_on_the_stove_and_place_it_on_the_plate"
@@ -51,6 +55,17 @@ def write_package(site: Path, version: str = "0.1.5") -> Path:
     for name in NAMES:
         _files(package, name)
     return package
+
+
+def install(site: Path, monkeypatch: pytest.MonkeyPatch, version: str = "0.1.5") -> Path:
+    """Writes it and puts it before what else is installed; returns its own folder."""
+    found = write_package(site, version)
+    monkeypatch.setattr(sys, "path", [str(site), *sys.path])
+    monkeypatch.delitem(sys.modules, "liberoplus", raising=False)
+    invalidate_caches()
+    for cached in (files._classification, files._arms, scenes._problems, scenes._textures, scenes._objects):
+        cached.cache_clear()
+    return found
 
 
 def classify(package: Path, strengths: dict[str, int | None]) -> None:

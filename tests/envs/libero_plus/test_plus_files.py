@@ -5,14 +5,13 @@ from collections import Counter
 from importlib.util import find_spec
 
 import pytest
-from conftest import install
 from embodied.envs.libero import LiberoEnv
 from embodied.envs.libero.files import MAX_STEPS, PLUS, LiberoTask
 from embodied.envs.libero.plus import files
 from embodied.envs.libero.plus.chosen import stratified
 from embodied.envs.libero.plus.files import arm, locate_plus
 from embodied.envs.libero.plus.names import KINDS, variation
-from plus_package import ARM, NAMES, OTHER, SAME, TASK, WORDS, classify, write_scene
+from plus_package import ARM, NAMES, OTHER, SAME, TASK, WORDS, classify, install, write_scene
 
 from embodied.errors import AssetsMissingError, ConfigError, UnknownNameError
 from embodied.schema.compose.compose import compose

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 from embodied.envs.libero import LiberoEnv
-from embodied.envs.libero.build import build, reset_with
+from embodied.envs.libero.build import build
 from embodied.envs.libero.sharing import _OF_PROCESS
 from embodied.envs.libero.simulator import TaskSimulator
-from plus_package import ARM, OTHER, SAME, TASK, write_scene
+from plus_package import ARM, OTHER, SAME, TASK, install, write_scene
 
 from embodied.errors import AssetsMissingError
 from embodied.types import Start
@@ -22,12 +22,28 @@ def make(kinds: list[str] | None = None) -> LiberoEnv:
     return env
 
 
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    """One for all tests, with the scene of the task of light."""
+    with pytest.MonkeyPatch.context() as patch:
+        found = install(tmp_path_factory.mktemp("plus"), patch)
+        write_scene(found, "light_dusk_0")
+        yield found
+
+
+@pytest.fixture(scope="module")
+def varied(sim, package):
+    env = make()
+    yield env
+    env.close()
+
+
 def number(env: LiberoEnv, name: str) -> int:
     return [task.name for task in env._tasks].index(name)
 
 
-def test_variations_share_a_scene_and_leave_nothing_behind(sim, package, look):
-    env = make()
+def test_variations_share_a_scene_and_leave_nothing_behind(varied, look):
+    env = varied
     names = [f"{TASK}_view_346_15_100_0_0_initstate_0", f"{TASK}_{SAME}_0_noise_3", f"{TASK}_{SAME}_11",
              f"{TASK}_language_1_{SAME}_0"]  # fmt: skip
     before, seen = len(_OF_PROCESS._shared), {}
@@ -47,11 +63,10 @@ def test_variations_share_a_scene_and_leave_nothing_behind(sim, package, look):
     assert not np.array_equal(pictures[1][0], pictures[3][0])
     assert np.array_equal(pictures[0][1], pictures[3][1]), "the camera in the hand stays"
     assert np.array_equal(pictures[1][1], pictures[3][1]), "and has no noise"
-    env.close()
 
 
-def test_noise_is_drawn_by_seed_and_step_and_is_part_of_the_state(sim, package, look):
-    env = make(["noise"])
+def test_noise_is_drawn_by_seed_and_step_and_is_part_of_the_state(varied, look):
+    env = varied
     task = number(env, f"{TASK}_{SAME}_0_noise_3")
     env.reset(Start(task, 0, 1))
     first = look(env)["images"]
@@ -62,7 +77,6 @@ def test_noise_is_drawn_by_seed_and_step_and_is_part_of_the_state(sim, package, 
     assert not np.array_equal(look(env)["images"][0], first[0])
     env.set_state(state)
     assert np.array_equal(look(env)["images"], second)
-    env.close()
 
 
 def test_an_arm_is_reset_as_by_a_scene_that_was_built_with_it(sim, package, monkeypatch):
@@ -82,9 +96,8 @@ def test_an_arm_is_reset_as_by_a_scene_that_was_built_with_it(sim, package, monk
     np.testing.assert_array_equal(again["physics"], reset["physics"])
 
 
-def test_a_scene_of_the_assets_is_built(sim, package, look):
-    write_scene(package, "light_dusk_0")
-    env = make(["light", "language"])
+def test_a_scene_of_the_assets_is_built(varied, look):
+    env = varied
     lit, plain = (number(env, f"{TASK}{end}") for end in ("_light_3", f"_language_1_{SAME}_0"))
     pictures = []
     for task in (plain, lit):
@@ -92,11 +105,9 @@ def test_a_scene_of_the_assets_is_built(sim, package, look):
         pictures.append(look(env)["images"].astype(float))
     assert pictures[1][0].mean() != pytest.approx(pictures[0][0].mean(), abs=1), "another light"
     assert pictures[1][..., 0].mean() - pictures[0][..., 0].mean() > 5, "a redder one"
-    env.close()
 
 
 def test_a_scene_whose_files_are_gone_and_a_start_of_another_scene_are_named(sim, package):
-    write_scene(package, "light_dusk_0")
     env = make(["light"])
     (package / "assets" / "scenes" / "tabletop_light_dusk_0.xml").unlink()
     with pytest.raises(AssetsMissingError, match=f"the task {TASK}_light_3 needs 1 files"):
@@ -107,5 +118,4 @@ def test_a_scene_whose_files_are_gone_and_a_start_of_another_scene_are_named(sim
         AssetsMissingError, match="an initial state has 91 numbers, and the scene that was built needs 92"
     ):
         moved.reset(Start(0, 0, 0))
-    assert reset_with
     moved.close()
