@@ -162,7 +162,10 @@ METRICS: dict[str, str] = {
     "eval/maj_at/<n>": "chance that what most of n answers to a problem say is right, equally many votes sharing it: "
     "mean over its sets of n answers, or over 4,096 that the seed draws if there are more than 16,384; if the "
     "verifier says what was answered, 0..1",
-    "eval/task/<n>/success_rate": "share of the evaluation episodes of task n that succeeded, 0..1",
+    "eval/task/<n>/success_rate": "share of the evaluation episodes of task n that succeeded; not of envs whose tasks "
+    "have kinds, 0..1",
+    "eval/kind/<name>/success_rate": "share of the evaluation episodes of tasks of a kind that succeeded, of envs "
+    "whose tasks have kinds (LIBERO-Plus), 0..1",
     # Time.
     "time/rollout_s": "wall time of the iteration's rollout, s; with algorithm.max_staleness it ran beside the update "
     "of the iteration before",
@@ -276,7 +279,7 @@ def markdown() -> str:
 
 @cache
 def _patterns() -> tuple[re.Pattern[str], ...]:
-    return tuple(re.compile(re.escape(name).replace("<n>", r"\d+")) for name in METRICS)
+    return tuple(re.compile(re.escape(name).replace("<n>", r"\d+").replace("<name>", r"\w+")) for name in METRICS)
 
 
 def _cell(text: str) -> str:

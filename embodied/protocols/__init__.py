@@ -13,6 +13,7 @@ from embodied.protocols.env import BuildsAhead as BuildsAhead
 from embodied.protocols.env import Env as Env
 from embodied.protocols.env import Expert as Expert
 from embodied.protocols.env import HasProgressFeatures as HasProgressFeatures
+from embodied.protocols.env import KnowsKinds as KnowsKinds
 from embodied.protocols.env import KnowsPrompts as KnowsPrompts
 from embodied.protocols.env import MistakenExpert as MistakenExpert
 from embodied.protocols.env import MovesCameras as MovesCameras
@@ -25,6 +26,7 @@ from embodied.protocols.env import SaysHowLong as SaysHowLong
 from embodied.protocols.env import SaysMemory as SaysMemory
 from embodied.protocols.env import SaysWhatItReads as SaysWhatItReads
 from embodied.protocols.env import SaysWhatKeysMean as SaysWhatKeysMean
+from embodied.protocols.env import TaskKinds as TaskKinds
 from embodied.protocols.model_for_env import ChoosesModel as ChoosesModel
 from embodied.protocols.model_for_env import FitsEnv as FitsEnv
 from embodied.protocols.others import Cell as Cell

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -82,6 +82,25 @@ class SaysWhatItReads(Protocol):
     def reads(self) -> Mapping[str, str]:
         """Returns descriptions for the table that is printed before a run: what is read (success, pictures, …) → from
         where and how."""
+        ...
+
+
+class TaskKinds(NamedTuple):
+    """Kinds of an env's tasks, in their order, and how many tasks of each kind are left out on this machine."""
+
+    names: Sequence[str]
+    kinds: Sequence[str]  # e.g. "camera"
+    strengths: Sequence[str]  # e.g. "3"; empty where it is not known
+    left_out: Mapping[str, int]
+    note: str = ""  # what stands below the table
+
+
+@runtime_checkable
+class KnowsKinds(Protocol):
+    """Interface of an env whose tasks are variations of others. Success is then said by kind and strength."""
+
+    def task_kinds(self) -> TaskKinds | None:
+        """Returns the kinds of the tasks; None if they have none."""
         ...
 
 

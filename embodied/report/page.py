@@ -11,6 +11,7 @@ from typing import Any
 
 from embodied import __version__
 from embodied.errors import ConfigError, RunFolderError
+from embodied.evaluation import kinds
 from embodied.evaluation.comparison_text import LETTERS
 from embodied.lib.whole import write_whole
 from embodied.observe.reach import SUCCESS
@@ -96,6 +97,7 @@ def _facts(runs: Sequence[Run]) -> dict[str, Any]:
         "left_out": [(run.name, run.reach.why) for run in runs if run.reach.out],
         "first_other": next((name for name in others if not name.startswith("eval/")), ""),
         "meanings": {name: series.meaning(name, own) for name in others},
+        "by_kind": [(run.name, kinds.table(run.kinds)) for run in runs if run.kinds],
         "perturbed": [(run.name, success.under_perturbations(run)) for run in runs if run.robustness],
         "success": found, "tasks": _task_chart(found), "rates": _rates(runs), **_TIMES, **pictures,
         "settings": settings.settings(runs), "with_config": [run for run in runs if run.config is not None],

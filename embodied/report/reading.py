@@ -12,7 +12,8 @@ from typing import Any
 import yaml
 
 from embodied.errors import EvaluationError
-from embodied.evaluation import results
+from embodied.evaluation import kinds, results
+from embodied.evaluation.kinds import KindSuccess
 from embodied.evaluation.results import WrittenEvaluation
 from embodied.lib import hidden
 from embodied.observe.reach import Reach
@@ -63,6 +64,7 @@ class Run:
     sampled: WrittenEvaluation | None = None  # counterpart of the newest evaluation, from the same starts
     rates: dict[int, dict[str, float]] = field(default_factory=dict)  # iteration → pass@k and maj@k
     robustness: list[dict[str, Any]] = field(default_factory=list)  # tables of the newest evaluation
+    kinds: list[KindSuccess] = field(default_factory=list)  # of the newest evaluation
     episodes: int = 0  # episodes of these evaluations
     recorded: list[RecordedEpisode] = field(default_factory=list)
     fastest: float = math.inf  # control steps of the fastest success of these evaluations
@@ -282,6 +284,7 @@ def _add_evaluation(run: Run, file: Path) -> None:
     run.recorded += _recorded(found, raw["episodes"], iteration)
     run.fastest = min([run.fastest, *(steps for one in raw["episodes"] if (steps := _number(one.get(SOLVED_AT))))])
     run.rates[iteration] = _rates(raw.get("rates"))
+    run.kinds = kinds.read(raw.get("kinds"))
     rows = raw.get("robustness")
     run.robustness = [row for row in rows if _is_robustness(row)] if isinstance(rows, list) else []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from embodied.evaluation import comparison_text
 from embodied.evaluation.compare import ALL, Comparison, Rate, rates, same_protocol, task_names
@@ -15,6 +15,10 @@ from embodied.evaluation.results import Lengths, WrittenEvaluation
 from embodied.lib import hidden
 from embodied.report import protocols as kinds
 from embodied.report.reading import Run
+
+Row = TypeVar("Row")
+MOST_TASKS = 150
+"""Tasks that a page lists."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ def success_section(runs: Sequence[Run]) -> Success:
     sides = _before_and_after(runs[0]) if len(runs) == 1 else _newest(runs)
     points = [
         {"task": task, "side": side.label, "rate": rate.rate, "low": rate.low, "high": rate.high}
-        for side in sides for task, rate in rates(side.evaluation)
+        for side in sides for task, rate in _shown(rates(side.evaluation))
     ]  # fmt: skip
     compared = pairs([side.evaluation for side in sides])
     tables = [_table(sides, one) for one in compared.comparisons]
@@ -97,11 +101,16 @@ def _not_run(side: Side, several: bool) -> str:
     return f"{one.not_run} planned episodes{of} were not run, and count neither as success nor as failure{why}"
 
 
+def _shown(rows: Sequence[Row]) -> Sequence[Row]:
+    """Rows of a table by task; of too many tasks the last row alone, which is over all."""
+    return rows[-1:] if len(rows) > MOST_TASKS else rows
+
+
 def _single(one: WrittenEvaluation) -> list[list[str]]:
     head, own = _lengths({"": one})
     return [
         ["task", "success", "95 % interval", *head],
-        *([task, *of_rate(rate), *own.get(task, [])] for task, rate in rates(one)),
+        *([task, *of_rate(rate), *own.get(task, [])] for task, rate in _shown(rates(one))),
     ]
 
 
@@ -165,7 +174,7 @@ def _table(sides: Sequence[Side], one: Comparison) -> Table:
     names, other = letters(one), same_protocol(one.first, one.second) is False
     first, second = names
     more, lengths = _lengths({first: one.first, second: one.second})
-    rows = [comparison_text.cells(row) for row in (*one.tasks, one.over_all)]
+    rows = [comparison_text.cells(row) for row in _shown([*one.tasks, one.over_all])]
     differing = [
         [row.key, *(str(hidden.in_value(row.key, value)) for value in (row.first, row.second)), row.remark]
         for row in one.differing

@@ -1,5 +1,5 @@
-"""LIBERO (arXiv 2306.03310) as an :class:`embodied.protocols.Env`: 130 tasks of a Panda arm in five suites, and 160
-perturbed ones in the sixteen of LIBERO-PRO (arXiv 2510.03827).
+"""LIBERO (arXiv 2306.03310) as an :class:`embodied.protocols.Env`: 130 tasks of a Panda arm in five suites, 160
+perturbed ones in the sixteen of LIBERO-PRO (arXiv 2510.03827), and 10,030 in the four of LIBERO-Plus (2510.13626).
 
 Stepping, states and pictures equal those of the original package bit by bit (``tests/envs/test_libero_exact.py``).
 """
@@ -15,6 +15,7 @@ import numpy as np
 
 from embodied.errors import ConfigError, UnknownKeyError, did_you_mean
 from embodied.lib.host_memory import SimulatorMemory
+from embodied.protocols import TaskKinds
 from embodied.types import (
     ArraySpec,
     ContinuousAction,
@@ -34,6 +35,7 @@ from .files import (
     MAX_STEPS,
     MODULES,
     PACKAGES,
+    PLUS,
     LiberoPaths,
     LiberoTask,
     locate,
@@ -42,6 +44,10 @@ from .files import (
 )
 from .goals import NUM_FEATURES
 from .host_memory import host_memory
+from .plus.cameras import CAMERA
+from .plus.chosen import Choice, choose, kinds_of
+from .plus.files import DISTRIBUTION, describe_installed
+from .plus.varied import Varied, check_pictures
 from .process import prepare_process
 from .rendering import BACKENDS, Pictures, RendererChoice, check_renderer, draw_frame
 from .sharing import EnvSlot, build_ahead, can_share
@@ -83,6 +89,7 @@ class LiberoEnv:
             these behind the first four: ``_object`` (objects of other looks), ``_swap`` (objects at each other's
             places), ``_lan`` (other words), ``_task`` (another goal in the same scene). Instructions of ``_lan`` and
             ``_task`` are those of their BDDL files. The others have LIBERO's own, so that the scene alone is another.
+            LIBERO-Plus's are libero_plus_spatial, _object, _goal and _10 (:mod:`embodied.envs.libero.plus`).
         task_ids: tasks of the suite that are used, in this order (``Start.task_id`` indexes this list); None = all.
         wait_steps: control steps that objects get to settle after a reset; they count for nothing else.
         max_cached_simulators: built tasks that a worker keeps for all its env slots; the one used longest ago goes
@@ -95,6 +102,12 @@ class LiberoEnv:
             costs a sixth of a 64-pixel picture's time without a GPU. 0 gives the benchmark's pictures, another value
             does not; it changes nothing else.
         renderer: "egl", "osmesa", or "auto": the environment's MUJOCO_GL if set, else the first of both that works.
+        kinds: of LIBERO-Plus, the kinds of variation that are used: camera, robot, language, light, background, noise,
+            layout; None = all.
+        sample, sample_seed: of LIBERO-Plus, so many tasks, of each kind and strength its share; None = all.
+        skip_missing: leave out tasks whose assets are not installed; else they are refused.
+        plain_instructions: of LIBERO-Plus, give tasks LIBERO's instruction. The package's ends with the variation's
+            name, e.g. "… on the plate light 3"; those of kind language are the same.
 
     Raises:
         UnknownNameError: suite, camera or renderer.
@@ -115,20 +128,31 @@ class LiberoEnv:
         max_cached_simulators: int = 10,
         init_params: Mapping[str, Any] | None = None,
         renderer: str = "auto",
+        kinds: Sequence[str] | None = None,
+        sample: int | None = None,
+        sample_seed: int = 0,
+        skip_missing: bool = False,
+        plain_instructions: bool = False,
     ) -> None:
+        choice = Choice(kinds, sample, sample_seed, skip_missing, plain_instructions)
         check_name("renderer", renderer, ("auto", *BACKENDS), "env.train.renderer")
         check_name("task suite", task_suite_name, MAX_STEPS, "env.train.task_suite_name")
         check_range("wait_steps", wait_steps, 0, 1000)
         check_range("max_cached_simulators", max_cached_simulators, 1, 130)
         self._pictures = _read_pictures(init_params or {})
+        choice.check(plus=task_suite_name in PLUS)
         self._paths = locate()
-        self._tasks = _choose(read_tasks(self._paths.package, task_suite_name), task_suite_name, task_ids)
-        self._init_states = [read_init_states(task.init_states_file) for task in self._tasks]
+        chosen = choose(task_suite_name, choice) if task_suite_name in PLUS else None
+        tasks = chosen.tasks if chosen else read_tasks(self._paths.package, task_suite_name)
+        self._tasks = _choose(tasks, task_suite_name, task_ids)
+        self._kinds = kinds_of(self._tasks, chosen.left_out) if chosen else None
+        check_pictures(self._tasks, self._pictures)
+        self._init_states = [_init_states(task.init_states_file, task.rearranged) for task in self._tasks]
         self._spec = self._make_spec(MAX_STEPS[task_suite_name])
         self._wait_steps, self._renderer = wait_steps, renderer
         self._slot = EnvSlot(max_cached_simulators)
         self._memory = host_memory(task_suite_name, self._pictures, max_cached_simulators)
-        self._task_id = -1
+        self._task_id, self._varied = -1, Varied()
         if solves(task_suite_name, task_ids):
             self.expert = self._expert  # set here alone: an env without an expert does not offer one
             self.mistaken_expert = self._mistaken_expert
@@ -157,6 +181,10 @@ class LiberoEnv:
         licences = {"LIBERO's code": "MIT", "LIBERO's meshes, textures and initial states": "CC BY 4.0"}
         return SimulatorNeeds("LIBERO", MODULES, INSTALL, renderers, licences, LiberoEnv._try_imports)
 
+    def task_kinds(self) -> TaskKinds | None:
+        """Says how LIBERO-Plus varies each task (:class:`embodied.protocols.KnowsKinds`)."""
+        return self._kinds
+
     def host_memory(self) -> SimulatorMemory:
         """Says what simulators take of a worker's memory (:class:`embodied.protocols.SaysMemory`)."""
         return self._memory
@@ -175,7 +203,8 @@ class LiberoEnv:
         """
         if not can_share():
             return
-        tasks, draw = self._tasks[: self._slot.limit], self._prepared()[0].draws_in_process
+        scenes = [*{task.bddl_file: task for task in reversed(self._tasks)}.values()][::-1]  # tasks may share one
+        tasks, draw = scenes[: self._slot.limit], self._prepared()[0].draws_in_process
         for task in tasks:
             build = functools.partial(
                 build_ahead, str(task.bddl_file), self._pictures, draw, keep_assets=task is not tasks[-1]
@@ -184,7 +213,7 @@ class LiberoEnv:
 
     def prepare(self) -> WorkerFacts:
         choice, versions = self._prepared()
-        packages, shares = versions_of(PACKAGES), can_share()
+        packages, shares = versions_of((*PACKAGES, DISTRIBUTION) if self._kinds else PACKAGES), can_share()
         return WorkerFacts(os.getpid(), choice.name, choice.reason, versions, choice.driver, packages, shares)
 
     def _prepared(self) -> tuple[RendererChoice, dict[str, str]]:
@@ -193,14 +222,20 @@ class LiberoEnv:
     def _try_imports(self) -> WorkerFacts:
         choice = check_renderer(self._renderer)
         found = prepare_process(self._paths, choice.name, compiled=False)
+        found["libero-plus"] = describe_installed()
         found["control"] = "is compiled by the first worker of this machine, in 15 to 30 CPU seconds, not by this check"
         return WorkerFacts(os.getpid(), choice.name, choice.reason, found, choice.driver, versions_of(PACKAGES))
 
     def reset(self, start: Start) -> None:
-        """Goes to a start. ``start.seed`` changes nothing: LIBERO randomises nothing beyond the initial state."""
+        """Goes to a start. ``start.seed`` changes the noise of LIBERO-Plus's pictures alone: LIBERO randomises nothing
+        beyond the initial state."""
         self._check_start(start)
         init_state = self._init_states[start.task_id][start.init_state_id]
-        self._enter(start.task_id).begin(init_state, self._wait_steps)
+        simulator = self._enter(start.task_id)
+        self._varied = Varied(self._tasks[start.task_id], start.seed)
+        simulator.begin(init_state, self._wait_steps, self._varied.arm())
+        if (pose := self._varied.camera()) and CAMERA in self._pictures.cameras:
+            simulator.place_camera(CAMERA, *pose)
 
     def _check_start(self, start: Start) -> None:
         check_range("task_id of a start", start.task_id, 0, len(self._tasks) - 1)
@@ -218,17 +253,21 @@ class LiberoEnv:
         return self._slot.simulator
 
     def step(self, action: np.ndarray) -> StepResult:
+        self._varied.steps += 1
         success = self._current.step(np.asarray(action, np.float64))
         reward = 1.0 if success else self._current.progress()
         return StepResult(reward, terminated=success, success=success)
 
     def observe(self, out: Obs) -> None:
         for index, camera in enumerate(self._pictures.cameras):
-            out["images"][index] = self._current.render(camera)
+            out["images"][index] = self._picture(camera)
         out["state"][:] = self._current.robot_state()
 
+    def _picture(self, camera: str) -> np.ndarray:
+        return self._varied.picture(camera, self._current.render(camera))
+
     def frame(self) -> np.ndarray:
-        return self._current.render(self._pictures.cameras[0]).copy()
+        return self._picture(self._pictures.cameras[0]).copy()
 
     @property
     def num_progress_features(self) -> int:
@@ -251,13 +290,19 @@ class LiberoEnv:
         return mistaken_actions(self._slot.scene())
 
     def get_state(self) -> dict[str, Any]:
-        return {"task_id": self._task_id, "simulator": self._current.get_state()}
+        drawn = {"seed": self._varied.seed, "steps": self._varied.steps}
+        return {"task_id": self._task_id, "simulator": self._current.get_state(), "noise": drawn}
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._enter(state["task_id"]).set_state(state["simulator"])
+        self._varied = Varied(self._tasks[state["task_id"]], state["noise"]["seed"])
+        self._varied.steps = state["noise"]["steps"]
 
     def close(self) -> None:
         self._slot.close()
+
+
+_init_states = functools.lru_cache(maxsize=None)(read_init_states)  # thousands of tasks share ten files
 
 
 @functools.cache

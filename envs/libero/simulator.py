@@ -26,16 +26,16 @@ from typing import Any
 import numpy as np
 
 from ..shared.rotations import axis_angle, product, quaternion_of, turned
+from .build import build, check_size, reset_with
 from .control import make_control
 from .goals import Goals, place_of
 from .grasps import Boxes
-from .memory import copy_data, free_assets, free_description
-from .process import quiet
+from .memory import copy_data
 from .rendering import Offscreen, Pictures
 
 CONTROL_HZ = 20
 WAIT_ACTION = np.array([0.0, 0, 0, 0, 0, 0, -1])  # stand still with an open gripper
-_PLACEMENT_SEED = 0
+_SETTLED = 200  # settled states that are kept, some 10 kB each
 
 
 class SensorClock:
@@ -85,7 +85,7 @@ class TaskSimulator:
         import mujoco
 
         self._mujoco, self._wanted = mujoco, pictures
-        self._domain = _build(bddl_file, keep_assets)
+        self._domain, self._before_reset = build(bddl_file, keep_assets)
         self._robot = self._domain.robots[0]
         self._model, self._data = self._domain.sim.model._model, self._domain.sim.data._data
         # positions and velocities are all that the controller reads, so it needs only the first half of MuJoCo's step
@@ -99,20 +99,32 @@ class TaskSimulator:
         self._clock.tick(force=True)  # the original's reset does the same
         self._note_sensors()
         self._after_reset = self.get_state()
-        self._settled: dict[Any, dict[str, Any]] = {}  # (start, wait steps) → settled state, which a whole group uses
+        self._settled: dict[Any, dict[str, Any]] = {}  # (start, …) → settled state, which a whole group uses
         self._offscreen: Offscreen | None = None
         self._pictures: dict[str, np.ndarray] = {}
 
-    def begin(self, init_state: np.ndarray, wait_steps: int) -> None:
-        """Goes to an initial state [1 + nq + nv] and lets the objects settle for ``wait_steps`` control steps."""
-        start = (init_state.tobytes(), wait_steps)
+    def begin(self, init_state: np.ndarray, wait_steps: int, arm: np.ndarray | None = None) -> None:
+        """Goes to an initial state [1 + nq + nv] and lets the objects settle for ``wait_steps`` control steps.
+
+        Args:
+            arm: joints (rad) [7] of the arm in the original's reset, before the initial state; None: its robot's.
+        """
+        start = (init_state.tobytes(), wait_steps, None if arm is None else arm.tobytes())
         if start not in self._settled:
-            self.set_state(self._after_reset)
+            check_size(init_state, self._model)
+            self.set_state(self._after_reset if arm is None else self._reset_with(arm))
             self._place(init_state)
             for _ in range(wait_steps):
                 self.step(WAIT_ACTION)
+            if len(self._settled) == _SETTLED:
+                del self._settled[next(iter(self._settled))]
             self._settled[start] = self.get_state()
         self.set_state(self._settled[start])
+
+    def _reset_with(self, arm: np.ndarray) -> dict[str, Any]:
+        """Returns the state after a reset of the original whose robot starts from other joints."""
+        with reset_with(self._domain, self._before_reset, arm):
+            return {**self._after_reset, "physics": self._physics(), "controller": self._controller_state()}
 
     def _place(self, init_state: np.ndarray) -> None:
         """Does what the original's ``set_init_state`` does, without its rendering."""
@@ -175,6 +187,12 @@ class TaskSimulator:
         position, quaternion = self._model.cam_pos[number], self._model.cam_quat[number]
         position += turned(quaternion, np.asarray(translation, np.float64))
         quaternion[:] = product(quaternion, quaternion_of(np.asarray(rotation, np.float64)))
+        self._pictures = {}
+
+    def place_camera(self, camera: str, position: np.ndarray, quaternion: np.ndarray) -> None:
+        """Puts a camera at a pose (m; w, x, y, z) of the world. :meth:`begin` puts it back."""
+        number = self._camera_ids[camera]
+        self._model.cam_pos[number], self._model.cam_quat[number] = position, quaternion
         self._pictures = {}
 
     def _shown(self) -> Any:
@@ -330,20 +348,3 @@ class TaskSimulator:
 
 def _integration(mujoco: Any) -> int:
     return int(mujoco.mjtState.mjSTATE_INTEGRATION)
-
-
-def _build(bddl_file: str, keep_assets: bool) -> Any:
-    """Builds the robosuite environment and resets it once, with its fixtures placed by a fixed seed; no GL."""
-    from libero.libero.envs.env_wrapper import ControlEnv
-
-    others = np.random.get_state()
-    with quiet():
-        env = ControlEnv(bddl_file_name=bddl_file, use_camera_obs=False, has_offscreen_renderer=False)
-        free_description()  # the reset compiles another: without this both would be held at once
-        np.random.seed(_PLACEMENT_SEED)
-        env.reset()
-        free_description()
-    np.random.set_state(others)
-    if not keep_assets:
-        free_assets()
-    return env.env

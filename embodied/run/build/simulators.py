@@ -69,20 +69,20 @@ class Workers:
 
     def run(
         self, plan: Sequence[Episode], job: Job, name: str, reporter: Reporter,
-        on_episode: Callable[[EpisodeResult], None] = lambda result: None,
+        on_episode: Callable[[EpisodeResult], Mapping[str, str] | None] = lambda result: None,
     ) -> tuple[list[EpisodeResult], RolloutStats]:  # fmt: skip
         """Runs the episodes of ``plan`` on the workers, under a progress bar called ``name``.
 
         Args:
-            on_episode: given each episode that ends, while its last row still stands in the slab.
+            on_episode: given each episode that ends, while its last row still stands in the slab; may return facts for
+                the progress bar.
         """
         self.wake(reporter.console)
         with reporter.episodes(name, len(plan)) as bar:
             count = reporter.counting(bar, job)
 
             def ended(result: EpisodeResult) -> None:
-                count(result)
-                on_episode(result)
+                count(result, on_episode(result) or {})
 
             return self.rollout.collect(plan, job, ended, bar.at)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from embodied.errors import Stopped
-from embodied.evaluation import pass_at_k, robustness
+from embodied.evaluation import kinds, pass_at_k, robustness
 from embodied.instructions import FAILURES
 from embodied.lib.whole import write_whole
 from embodied.observe.metrics import of_evaluation
@@ -61,6 +61,7 @@ class EvaluationRunner:
         keep_workers: bool = False, answers: FileAnswers | None = None, resumable: bool = False, ending: str = "",
     ) -> None:  # fmt: skip
         self._answers, self._resumable, self._ending = answers, resumable, ending
+        self._kinds = kinds.kinds_of(side.env)
         self._composed, self._config, self._side = composed, composed.config, side
         self._simulators, self._folder, self._reporter = simulators, folder, reporter
         self._checkpoint = checkpoint_of(composed.config)
@@ -133,10 +134,13 @@ class EvaluationRunner:
         if before:
             self._reporter.console.say(f"{len(before)} of {len(share)} episodes were run before; the others follow")
 
-        def ended(result: EpisodeResult) -> None:
+        done = kinds.KindsDone(self._kinds, share, before.values()) if self._kinds else None
+
+        def ended(result: EpisodeResult) -> dict[str, str]:
             known = len(texts.kept)
             texts(result)
             unfinished.add(result, texts.kept[-1] if len(texts.kept) > known else None)
+            return done.book(result) if done else {}
 
         facts = workers.pool.facts  # taken now, because at the end a worker may be down
         try:
@@ -227,6 +231,8 @@ class EvaluationRunner:
         repeated = pass_at_k.rates(results, kind.origin, config.runner.seed)
         compared = robustness.compare(results, perturbed)
         failed = successes.failures(results) if kind.has_steps else []
+        varied = kinds.by_kind(self._kinds, unperturbed) if self._kinds else []
+        shown = rows[-1:] if varied else rows  # of thousands of tasks, the sum
         if self._simulators.processes.is_main:
             answered = self._answers.summary(results) if self._answers else {}
             found = {"iteration": iteration, "protocol": asdict(held_to), "conditions": asdict(under)}
@@ -235,6 +241,7 @@ class EvaluationRunner:
             found |= {"seen_in_training": seen.as_json()} if seen else {}
             found |= {"env": env_of(self._side), "tasks": [asdict(row) for row in rows]}
             found |= {"rates": repeated, **answered, "failures": failed}
+            found |= kinds.facts(self._kinds, varied, unperturbed) if self._kinds else {}
             found |= {"episodes": [successes.facts(result) for result in unperturbed]}
             file = self._folder / "eval" / f"{self._name(iteration)}.json"
             found |= {"robustness": [asdict(row) for row in compared]} if compared else {}
@@ -242,13 +249,16 @@ class EvaluationRunner:
             write_whole(file, json.dumps(found, indent=1, default=str))
             console = self._reporter.console
             head = [str(self._answers.counts)] if self._answers else [*under.head, held_to.head, *seen_line(seen)]
-            console.table("\n".join([f"evaluation of {under.weights}", *head]), successes.cells(rows, kind.has_steps))
+            console.table("\n".join([f"evaluation of {under.weights}", *head]), successes.cells(shown, kind.has_steps))
+            if varied and self._kinds:
+                note = f"\n{self._kinds.note}" if self._kinds.note else ""
+                console.table(f"success by kind and strength{note}", kinds.table(varied))
             if failed:
                 self._show_failures(iteration, failed)
             if text := protocol.warning(held_to):
                 self._reporter.warn(text)
             if text := successes.not_run_note(lost):
-                console.say(text)
+                console.say(text + (kinds.named(self._kinds, lost) if self._kinds else ""))
             if repeated:
                 console.table(kind.words.several, pass_at_k.cells(repeated))
             if self._answers and self._answers.counts.missing:
@@ -263,13 +273,13 @@ class EvaluationRunner:
                     file.parent, iteration, under.weights, held_to.named, results, perturbed, compared, name
                 )
                 console.say(missing or f"picture and table: {file.with_name(name)}.png, .md, .json")
-            self._reporter.table(iteration, self._called("eval/success"), *successes.table(rows, held_to.named))
+            self._reporter.table(iteration, self._called("eval/success"), *successes.table(shown, held_to.named))
             videos = [Path(one.episode.video) for one in chain(results, *perturbed.values()) if one.episode.video]
             for mp4 in filter(Path.is_file, videos):  # one that could not be written was said
                 self._reporter.video(iteration, self._called(f"eval/video/{mp4.stem}"), mp4)
             if videos:
                 console.say(f"videos: {self._videos(iteration)}")
-        metrics = successes.metrics(rows, results, under, kind.has_steps)
+        metrics = successes.metrics(shown, results, under, kind.has_steps) | kinds.metrics(varied)
         return metrics | repeated | (robustness.metrics(compared) if compared else {})
 
     def _seen(self, iteration: int) -> Seen:

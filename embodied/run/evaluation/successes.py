@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import mean, median
@@ -94,9 +95,11 @@ def summarise(
     Args:
         origin: what is the same for episodes that are no independent trials.
     """
-    rows = []
+    rows, of_task = [], defaultdict[int, list[EpisodeResult]](list, {-1: list(results)})
+    for result in results:
+        of_task[result.episode.start.task_id].append(result)
     for task_id, instruction in [*enumerate(tasks), (-1, "all tasks")]:
-        chosen = [r for r in results if task_id in (-1, r.episode.start.task_id)]
+        chosen = of_task[task_id]
         own = [r.success for r in chosen]
         if own:
             starts = len({origin(r) for r in chosen})  # episodes of one start are no independent trials

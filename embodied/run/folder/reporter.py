@@ -222,18 +222,18 @@ class Reporter:
         drawn = {"rollout": self._expected.sampled, "eval": self._expected.eval_sampled}
         return {**self._reach.shown(metrics), **{f"{side}/sampled": float(sampled) for side, sampled in drawn.items()}}
 
-    def counting(self, bar: Phase, job: Job) -> Callable[[EpisodeResult], None]:
+    def counting(self, bar: Phase, job: Job) -> Callable[[EpisodeResult, Mapping[str, str]], None]:
         """Advances ``bar`` by each episode that ends, and shows how many of them succeeded; as long as none can, their
-        mean return."""
+        mean return. Facts beside an episode are shown, too."""
         done: list[EpisodeResult] = []
         drawn, can_succeed = actions(job.sampling.do_sample), not replace(self._reach, limit=job.max_steps).out
 
-        def advance(result: EpisodeResult) -> None:
+        def advance(result: EpisodeResult, beside: Mapping[str, str]) -> None:
             done.append(result)
             facts: dict[str, str | float] = {"return": fmean(one.episode_return for one in done)}
             if can_succeed or any(one.success for one in done):
                 facts = {"success": f"{sum(one.success for one in done)}/{len(done)} {drawn}"}
-            bar.advance(1, **facts)
+            bar.advance(1, **facts, **beside)
 
         return advance
 

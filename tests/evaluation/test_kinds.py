@@ -1,0 +1,119 @@
+"""Success by kind and strength: by hand, in a run with a task that cannot be run, and on the report's page."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from varied_env import KINDS, NAMES, VariedEnv
+
+from embodied import train
+from embodied.evaluation import kinds
+from embodied.evaluation.kinds import KindsDone, KindSuccess, by_kind
+from embodied.observe.statistics import wilson
+from embodied.testing import FakeEnv
+from embodied.tools import report
+from embodied.types import Episode, EpisodeResult, Start
+
+CONFIG = str(Path(__file__).parents[1] / "config")
+SPOILED = 4  # the task that ends its worker
+
+
+def ended(task: int, success: bool, not_run: str = "") -> EpisodeResult:
+    return EpisodeResult(Episode(task, task, Start(task, 0, 0)), (), 0.0, success, 1, success, False, not_run=not_run)
+
+
+ENDED = [ended(0, True), ended(1, False), ended(2, True), ended(3, True), ended(4, False, "no scene"), ended(5, False)]
+
+
+def test_rows_of_kinds_strengths_and_all():
+    found = VariedEnv().task_kinds()
+    rows = {(row.kind, row.strength): row for row in by_kind(found, ENDED)}
+    counts = {key: (row.successes, row.episodes, row.not_run) for key, row in rows.items()}
+    assert counts == {
+        ("camera", "all"): (2, 3, 0), ("camera", "1"): (1, 2, 0), ("camera", "3"): (1, 1, 0),
+        ("layout", "all"): (0, 0, 1200), ("light", "all"): (0, 1, 0), ("light", "1"): (0, 1, 0),
+        ("noise", "all"): (1, 1, 1), ("noise", "2"): (1, 1, 0), ("all", "all"): (3, 5, 1201),
+    }  # fmt: skip
+    assert next(iter(rows)) == ("camera", "all")
+    assert [*rows][-1] == ("all", "all")
+    assert (rows["camera", "all"].low, rows["camera", "all"].high) == wilson(2, 3)
+    assert rows["layout", "all"].success_rate is None
+    assert kinds.metrics(by_kind(found, ENDED)) == {
+        "eval/kind/camera/success_rate": 2 / 3, "eval/kind/light/success_rate": 0.0,
+        "eval/kind/noise/success_rate": 1.0,
+    }  # fmt: skip
+
+
+def test_tasks_that_could_not_be_run_are_named():
+    found = VariedEnv().task_kinds()
+    assert kinds.facts(found, [], ENDED)["tasks_not_run"] == {NAMES[4]: "no scene"}
+    assert kinds.named(found, [ENDED[4]]).endswith(f"could not be run: {NAMES[4]}")
+    many = found._replace(names=tuple(f"n{number}" for number in range(30)), kinds=("camera",) * 30)
+    said = kinds.named(many, [ended(task, False, "no") for task in range(30)])
+    assert said.endswith("n9 and 20 more")
+
+
+def test_envs_without_kinds_have_none():
+    assert kinds.kinds_of(FakeEnv()) is None
+
+
+def test_kinds_that_are_done_are_counted():
+    plan = [result.episode for result in ENDED]
+    done = KindsDone(VariedEnv().task_kinds(), plan, before=ENDED[:2])
+    assert [done.book(result)["kinds_done"] for result in ENDED[2:]] == ["1/3", "1/3", "2/3", "3/3"]
+
+
+def test_rows_of_a_file_are_read_or_left():
+    row = KindSuccess("camera", "1", 1, 2, 0.5, 0.1, 0.9, 0)
+    assert kinds.read([vars(row)]) == [row]
+    for damaged in (None, 3, [4], [{"kind": "camera"}], {"camera": 1}):
+        assert kinds.read(damaged) == []
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The run's folder and what was printed."""
+    folder, said = tmp_path_factory.mktemp("kinds"), io.StringIO()
+    overrides = [
+        "env=fake", "model=fake", "tracker=jsonl", "runner.device=cpu", "env.eval.video_cfg.save_video=false",
+        "env.train._target_=varied_env.VariedEnv", "env.eval._target_=varied_env.VariedEnv",
+        "env.max_worker_restarts=1",
+        "env.eval.episodes_per_task=2", "env.eval.total_num_envs=2", "env.num_workers=2", "env.eval.fault=exception",
+        f"env.eval.fault_task={SPOILED}", "env.eval.success_distance=0.9", "runner.logger.log_path=run",
+    ]  # fmt: skip
+    with contextlib.redirect_stdout(said), pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert train.main([*overrides, "--config-dir", CONFIG], "eval") == 0
+    return folder / "run", said.getvalue()
+
+
+def test_a_run_says_kinds_on_the_console_and_in_its_file(made):
+    folder, said = made
+    found = json.loads((folder / "eval" / "000000.json").read_text(encoding="utf-8"))
+    rows = {(row["kind"], row["strength"]): row for row in found["kinds"]}
+    outcomes = [(one["start"]["task_id"], one["success"]) for one in found["episodes"]]
+    camera = [success for task, success in outcomes if KINDS[task] == "camera"]
+    assert (rows["camera", "all"]["successes"], rows["camera", "all"]["episodes"]) == (sum(camera), 6)
+    assert rows["noise", "all"]["not_run"] == 2
+    assert [*found["tasks_not_run"]] == [NAMES[SPOILED]]
+    assert found["task_names"] == list(NAMES)
+    assert len(found["tasks"]) == 6, "each task that was run, and all"
+    assert re.search(r"success by kind and strength\n *strengths are made up", said)
+    assert re.search(r"layout +all +- +- +1,200", said)
+    assert f"tasks that could not be run: {NAMES[SPOILED]}" in said
+    assert "kinds done" in said
+    table = said[said.index("evaluation of ") : said.index("success by kind")]
+    assert len(re.findall(r"^ +(\d+|all) ", table, re.M)) == 1, "tasks have one row together"
+
+
+def test_the_report_has_the_table(made):
+    folder, _ = made
+    assert report.main([str(folder)]) == 0
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "By kind and strength" in page
+    assert "1,200" in page
