@@ -26,6 +26,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,10 @@ def measure(
     }
 
 
+def _of_groups(name: str, seed: int) -> Advantages:
+    return OfGroups(name)
+
+
 def report(out: Path, drift: float, count: int) -> dict[str, Any]:
     """Compares the estimators on what ``collect`` has written."""
     return compared(Pool(np.load(out / "starts.npz")), drift, count)
@@ -231,7 +236,7 @@ def compared(pool: Pool, drift: float, count: int) -> dict[str, Any]:
     memory, found = (tasks, starts, 8.0, drift), {}
     for group in (8, 4, 2):
         for name in GROUPED:
-            found[f"{name}, groups of {group}"] = measure(pool, group, lambda _, name=name: OfGroups(name), count)
+            found[f"{name}, groups of {group}"] = measure(pool, group, partial(_of_groups, name), count)
     for group in (1, 2, 4, 8):
         found[f"start_value, groups of {group}"] = measure(pool, group, lambda _: OfMemory(*memory), count)
     for group in (1, 2, 4):
