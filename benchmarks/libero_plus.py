@@ -38,7 +38,7 @@ BAR = 3.0
 
 THEIRS = """
 import json, os, sys, time, types
-asked = json.loads(open(sys.argv[1]).read())
+asked = json.loads(open(sys.argv[1], encoding="utf-8").read())
 sys.path.insert(0, asked["tests"])
 import numpy as np
 from libero_plus_original import stand_in_for_torch
@@ -61,7 +61,7 @@ for name in asked["names"]:
         env.step(action)
     env.close()
     seconds.append(time.process_time() - start)
-open(sys.argv[1], "w").write(json.dumps({"total": time.process_time() - begun, "tasks": seconds}))
+open(sys.argv[1], "w", encoding="utf-8").write(json.dumps({"total": time.process_time() - begun, "tasks": seconds}))
 os._exit(0)
 """
 

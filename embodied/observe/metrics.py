@@ -203,7 +203,7 @@ METRICS: dict[str, str] = {
     "them), 10⁹ bytes",
     "memory/pss_slots_gb": "part of pss_gb: env workers with their simulators, 10⁹ bytes",
 }
-"""Name → meaning and unit. ``<n>`` stands for a number."""
+"""Name → meaning and unit. ``<n>`` stands for a number, ``<name>`` for a word."""
 SAMPLED = "eval_sampled"
 """Begins the names of a sampled evaluation beside a greedy one (``do_sample=both``), in place of ``eval``."""
 STAGES: dict[str, str] = {

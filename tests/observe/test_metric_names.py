@@ -14,8 +14,9 @@ def test_documented_names_pass_and_others_do_not():
 
 
 def test_a_sampled_evaluation_beside_a_greedy_one_has_the_same_metrics():
-    names = [of_evaluation(name.replace("<n>", "3"), sampled=True) for name in METRICS if name.startswith("eval/")]
-    assert "eval_sampled/task/3/success_rate" in names
+    filled = [name.replace("<n>", "3").replace("<name>", "camera") for name in METRICS if name.startswith("eval/")]
+    names = [of_evaluation(name, sampled=True) for name in filled]
+    assert {"eval_sampled/task/3/success_rate", "eval_sampled/kind/camera/success_rate"} <= {*names}
     check(names)
     assert of_evaluation("eval/success_rate", sampled=False) == "eval/success_rate"
     for other in ("eval_sampled/loss", "train/eval_sampled/episodes", "eval_sampled/eval/episodes"):
