@@ -291,7 +291,8 @@ def test_a_worker_waits_for_the_gpu_that_draws(gpu, backends, waits, monkeypatch
     calls: list[str] = []
 
     def make_env(params, render_backend, *others):
-        assert render_backend in backends and calls == waits, "before anything is made"
+        assert render_backend in backends
+        assert calls == waits, "before anything is made"
         raise InterruptedError
 
     monkeypatch.setattr(torch.cuda, "set_device", calls.append)
