@@ -122,7 +122,7 @@ def test_where_cuda_shows_nothing_workers_are_told_nothing():
         ("4", (APART,), "names the devices 2-3 of node-0, and 1 GPU can be seen there"),
         ("4", (APART, "runner.device=auto"), "names the devices 1-3 of node-0, and 1 GPU can be seen there"),
         ("4,-1,5,6,7", (APART,), "names the devices 2-3 of node-0, and 1 GPU can be seen there"),
-        ("4,5,MIG-7,MIG-8", (APART,), "names the device 2 of node-0, which is MIG-7, and CUDA shows a process one part"),
+        ("4,5,MIG-7,MIG-8", (APART,), "names the device 2 of node-0, which is MIG-7, and CUDA shows"),
         ("MIG-7,MIG-8,4,5", (APART, "runner.device=auto"), "names the device 1 of node-0, which is MIG-8, and CUDA"),
         (GPUS, (APART, "env.render_gpus=[0]"), "env.render_gpus is [0]: both say where simulators render"),
         (GPUS, (APART, "env.render_gpus=[]"), "env.render_gpus is []: both say where simulators render"),
@@ -170,7 +170,7 @@ def test_ray_shows_a_process_the_devices_of_the_run_or_it_is_refused(shown, devi
     if fix is None:
         shares.check(own, group)
         return
-    with pytest.raises(ConfigError, match=rf"the run has 2 GPUs of a, and its processes see {len(shown[::2])}") as found:
+    with pytest.raises(ConfigError, match=f"has 2 GPUs of a, and its processes see {len(shown[::2])}") as found:
         shares.check(own, group)
     assert fix in found.value.remedy
 
