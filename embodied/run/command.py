@@ -174,8 +174,10 @@ def _check_rules(composed: Composed, processes: Group) -> None:
 
     if broken(rules(composed.config)):
         from embodied.run.build.preflight import Rules
+        from embodied.run.placement.table import to_start
 
-        refuse(broken(chain(rules(composed.config), Rules(composed, processes, machine=False))))
+        started = to_start(composed.config, processes)
+        refuse(broken(chain(rules(composed.config), Rules(composed, started, machine=False))))
 
 
 def _check_entry(composed: Composed, config_name: str) -> None:

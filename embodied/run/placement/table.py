@@ -10,7 +10,7 @@ from itertools import count
 from embodied import schema
 from embodied.errors import ConfigError
 from embodied.parallel.group import Group
-from embodied.parallel.placement.launcher import Launcher
+from embodied.parallel.placement.launcher import Launcher, launched_by
 from embodied.parallel.placement.place import place
 from embodied.parallel.placement.table import Node, NodeSoftware, PlacementTable, Role, SimulatorHost, nodes_of
 from embodied.schema.compose.compose import Composed
@@ -149,6 +149,24 @@ def local_table(config: schema.Config) -> PlacementTable | None:
         ConfigError: the keys place something that cannot be.
     """
     return None if config.cluster.component_placement is None else _placed(config, _described(config.cluster))
+
+
+def to_start(config: schema.Config, processes: Group, environment: Mapping[str, str] = os.environ) -> Group:
+    """Returns the processes that a command plans or starts where it is called by itself, as the first of them would see
+    them; else ``processes``, also where the keys place nothing, or what cannot be."""
+    launcher = config.cluster.launcher
+    if processes.size > 1 or launched_by(environment) is not None or config.runner.task.records:
+        return processes
+    try:
+        if config.runner.dry_run:
+            return planned(config, processes)
+        table = local_table(config) if launcher in ("local", "ray") else None
+    except ConfigError:  # the rules say it
+        return processes
+    if table is None or (launcher == "local" and len(table.ranks) == 1):  # which this process is itself
+        return processes
+    size, here = len(table.ranks), len(table.on(table.ranks[0].node))
+    return Group(0, size, 0, here, launcher=launcher or "ray").with_table(table)
 
 
 def table_of_size(config: schema.Config, size: int, each: int) -> PlacementTable:
