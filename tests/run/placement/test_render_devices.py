@@ -275,3 +275,11 @@ def test_workers_are_told_and_no_number_depends_on_it(start, tmp_path, monkeypat
     found, same = (tensors(Path("runs", name)) for name in ("apart", "beside"))
     assert found.keys() == same.keys()
     assert all(bool((found[name] == same[name]).all()) for name in same)
+
+
+def test_one_process_sends_nothing_that_its_dry_run_could_tell(capsys):
+    apart = "cluster.component_placement={actor: 0, rollout: 0, env: 1}"
+    assert train.main([*FAKE, apart, "runner.dry_run=true", "--config-dir", CONFIG]) == 0
+    told = capsys.readouterr().out
+    assert "of rank 0: on device 1 of node-0" in told
+    assert "bytes between processes" not in told
