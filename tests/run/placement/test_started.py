@@ -9,6 +9,7 @@ import pytest
 from embodied.errors import ConfigError
 from embodied.parallel.group import Group
 from embodied.run.build import shares
+from embodied.run.command import repeat_command
 from embodied.run.placement.table import local_table, table_of, table_of_size
 from embodied.schema import Config
 from embodied.schema.compose.compose import compose
@@ -33,6 +34,17 @@ def test_torchrun_may_start_different_numbers_where_the_keys_say_them():
         group.with_table(tables[0])
         shares.check(own, group)
         assert group.num_nodes == 2
+
+
+def test_the_command_that_repeats_a_run_has_a_line_for_each_machine(monkeypatch):
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    even = repeat_command(["a b"], "train", Group(0, 4, 0, 2), config("cluster.component_placement=all"))
+    assert even == "torchrun --nnodes=2 --nproc-per-node=2 -m embodied.train 'a b'"
+    own = config(THREE, "cluster.num_gpus_per_node=2")
+    assert repeat_command(["a b"], "train", Group(0, 3, 0, 2), own).splitlines() == [
+        "torchrun --nnodes=2 --nproc-per-node=2 --node-rank=0 -m embodied.train 'a b'",
+        "torchrun --nnodes=2 --nproc-per-node=1 --node-rank=1 -m embodied.train 'a b'",
+    ]
 
 
 def test_without_the_keys_different_numbers_are_refused():
