@@ -130,9 +130,17 @@ def _started(cluster: schema.ClusterConfig, processes: Group, environment: Mappi
     groups, places = placed(cluster)
     told = environment.get("GROUP_WORLD_SIZE", "") if processes.launcher == "torchrun" and processes.size > 1 else ""
     each, nodes = processes.local_size, int(told) if told.isdigit() else processes.num_nodes
+    uneven = nodes * each != processes.size or processes.rank % each != processes.local_rank
+    if places and uneven and cluster.num_gpus_per_node is None:
+        raise ConfigError(
+            f"{processes.launcher} has started different numbers of processes on {nodes} machines, {processes.size} in "
+            f"all, and {PLACEMENT} counts devices of equal ones",
+            "set cluster.num_gpus_per_node to the most processes of one machine (to its devices, where simulators have "
+            "some to themselves)",
+        )
     if places:
         each = cluster.num_gpus_per_node or max(each, _named(groups, places, nodes))
-    elif nodes * each != processes.size or processes.rank % each != processes.local_rank:
+    elif uneven:
         raise ConfigError(
             f"{processes.launcher} has started {each} of {processes.size} processes on this machine, and another "
             "number on others",

@@ -57,6 +57,21 @@ def test_without_the_keys_different_numbers_are_refused():
         table_of(own, Group(1, 6, 0, 2), {"GROUP_WORLD_SIZE": "3"})  # 1 + 2 + 3
 
 
+def test_a_placement_alone_does_not_say_which_machine_has_more():
+    """All processes say the same, and what they say helps."""
+    for where, counts in ((THREE, (2, 1)), ("cluster.component_placement={actor: 0-3, rollout: 0-3}", (3, 1))):
+        own, size, first, told = config(where), sum(counts), 0, set()
+        for count in counts:
+            for local in range(count):
+                with pytest.raises(ConfigError) as refused:
+                    table_of(own, Group(first + local, size, local, count), TWO_MACHINES)
+                told.add(str(refused.value))
+            first += count
+        (said,) = told
+        assert "set cluster.num_gpus_per_node to the most processes of one machine" in said
+        table_of(config(where, f"cluster.num_gpus_per_node={max(counts)}"), Group(0, size, 0, counts[0]), TWO_MACHINES)
+
+
 @pytest.mark.parametrize(
     ("group", "nodes", "said"),
     [
