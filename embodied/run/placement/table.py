@@ -108,7 +108,7 @@ def _check_started(config: schema.Config, processes: Group, table: PlacementTabl
     if len(table.ranks) != processes.size:
         raise ConfigError(
             f"{said}, which is a place for {len(table.ranks)} processes, and the run has {processes.size}",
-            f"start {len(table.ranks)} processes, or {leave}",
+            leave if config.runner.task.records else f"start {len(table.ranks)} processes, or {leave}",
         )
     own = table.ranks[processes.rank]
     there = len(table.on(own.node))

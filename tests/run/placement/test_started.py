@@ -109,3 +109,47 @@ def test_a_number_of_processes_is_placed_with_the_rest_on_the_last_machine():
     assert [rank.node for rank in table_of_size(own, 3, 2).ranks] == ["node-0", "node-0", "node-1"]
     with pytest.raises(ConfigError, match="is a place for 3 processes"):
         table_of_size(config(THREE), 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "place", "number"),
+    [
+        ("local", "all", "(cluster.num_gpus_per_node)"),
+        ("local", "{actor: 0-1, rollout: 0-1}", "(other devices for actor and rollout in cluster.component_placement)"),
+        ("torchrun", "{actor: 0-1, rollout: 0-1}", "(torchrun --nproc-per-node, and other devices for actor and"),
+    ],
+)
+def test_what_sets_the_number_of_processes_is_named(launcher, place, number):
+    own = config(f"cluster.component_placement={place}", "env.train.total_num_envs=3", "env.eval.total_num_envs=3")
+    with pytest.raises(ConfigError, match="the 2 processes of the run cannot share it equally") as refused:
+        shares.check(own, Group(0, 2, 0, 2, launcher=launcher))  # type: ignore[arg-type]
+    assert number in refused.value.remedy
+
+
+def test_more_machines_than_a_placement_uses_are_not_to_be_started():
+    place = "cluster.component_placement={actor: 0-1, rollout: 0-1}"
+    keys = (place, "cluster.num_nodes=2", "cluster.num_gpus_per_node=4")
+    with pytest.raises(ConfigError, match=r"cluster\.num_nodes is 2, and the run has 1 machines") as refused:
+        shares.check(config(*keys), Group(0, 2, 0, 2))
+    assert refused.value.remedy.startswith("leave cluster.num_nodes out, or give actor and rollout devices of 2")
+
+
+@pytest.mark.parametrize(
+    ("launcher", "place", "fix"),
+    [
+        ("local", None, "leave cluster.launcher out"),
+        ("torchrun", None, "start it without torchrun"),
+        ("local", "all", "leave cluster.component_placement out and leave cluster.launcher out"),
+        ("torchrun", "all", "leave cluster.component_placement out and start it without torchrun"),
+    ],
+)
+def test_demonstrations_are_made_by_one_process(launcher, place, fix):
+    keys = [] if place is None else [f"cluster.component_placement={place}"]
+    own = compose(["env=fake", *keys], "demos", [CONFIG]).config
+    with pytest.raises(ConfigError, match="made by one process") as refused:
+        shares.check(own, Group(0, 2, 0, 2, launcher=launcher))  # type: ignore[arg-type]
+    assert refused.value.remedy == fix
+    two = compose(["env=fake", "cluster.component_placement={actor: 0-1, rollout: 0-1}"], "demos", [CONFIG]).config
+    with pytest.raises(ConfigError, match="a place for 2 processes") as refused:
+        table_of(two, Group(), {})
+    assert refused.value.remedy == "leave cluster.component_placement out"
