@@ -133,7 +133,7 @@ class Driver:
                 shape = self._places.shape
                 if not shapes or shape == shapes[0] or (last and shape.size in sizes):
                     return shape, what
-                error: EmbodiedError = too_few(shapes[0], nodes, what)
+                error: EmbodiedError = too_few(shapes[0], nodes, what, placed=True)
             except EmbodiedError as failed:
                 error = failed
             if last:

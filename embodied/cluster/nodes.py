@@ -109,13 +109,18 @@ def shapes_after_loss(shape: Shape, divides: Callable[[int], bool]) -> list[Shap
     return [shape, *packed, *(Shape.of(nodes, shape.most) for nodes in fewer if divides(nodes * shape.most))]
 
 
-def too_few(shape: Shape, nodes: Sequence[Node], what: str) -> ClusterError:
-    """Returns the error for a shape that the cluster can never have."""
+def too_few(shape: Shape, nodes: Sequence[Node], what: str, placed: bool = False) -> ClusterError:
+    """Returns the error for a shape that the cluster can never have.
+
+    Args:
+        placed: a placement gives the shape.
+    """
     most = max((node.total for node in nodes), default=0)
     fits = sum(node.total >= shape.most for node in nodes)
     return ClusterError(
         f"the run wants {wanted_of(shape, what)}, and {_count(fits)} of the cluster has as many: {_table(nodes, what)}",
-        f"set cluster.num_nodes to {fits} or less" if fits
+        "give other devices to actor and rollout in cluster.component_placement, or add nodes that have it" if placed
+        else f"set cluster.num_nodes to {fits} or less" if fits
         else f"set cluster.num_gpus_per_node to {most} or less" if most
         else "add a node that has it (ray start --address=HEAD:6379)",
     )  # fmt: skip

@@ -87,7 +87,7 @@ def run(argv: Sequence[str], config_name: str, processes: Group, recipe: Recipe 
 
     with _advised(config_name), _uncollected():
         composed = compose_unchecked(overrides, config_name, folders)
-        composed = replace(composed, command=repeat_command(argv, config_name, processes))
+        composed = replace(composed, command=repeat_command(argv, config_name, processes, composed.config))
         _check_rules(composed, processes)
         _check_entry(composed, config_name)
         launches = recipe is None and not print_only and launching.launches(composed.config)
@@ -157,15 +157,31 @@ def _traced(composed: Composed) -> Composed:
     return composed if composed.trail is None else replace(composed, origins=trace(composed.resolved, composed.trail))
 
 
-def repeat_command(argv: Sequence[str], config_name: str, processes: Group) -> str:
-    """Returns the command line that repeats this run, with its launcher if there are several processes."""
-    nodes = processes.num_nodes
+def repeat_command(argv: Sequence[str], config_name: str, processes: Group, config: Config) -> str:
+    """Returns the command line that repeats this run, with its launcher if there are several processes; a line for each
+    machine where torchrun has started different numbers."""
     words = [launching.module_of(config_name), *argv]
-    return (
-        start_command(processes.launcher, nodes, processes.local_size, words)
-        if processes.size > 1
-        else (shlex.join(["python", "-m", *words]))
-    )
+    if processes.size == 1:
+        return shlex.join(["python", "-m", *words])
+    counts = _on_machines(config, processes)
+    if len({*counts}) < 2:
+        return start_command(processes.launcher, processes.num_nodes, processes.local_size, words)
+    lines = (start_command("torchrun", len(counts), count, words) for count in counts)
+    return "\n".join(line.replace(" -m ", f" --node-rank={node} -m ", 1) for node, line in enumerate(lines))
+
+
+def _on_machines(config: Config, processes: Group) -> list[int]:
+    """Returns how many processes torchrun has started on each machine, as a placement says it; else nothing."""
+    if processes.launcher != "torchrun" or config.cluster.component_placement is None:
+        return []
+    from embodied.run.placement.table import table_of
+
+    try:
+        table = table_of(config, processes)
+    except ConfigError:  # the rules say it
+        return []
+    counts = [len(table.on(node.name)) for node in table.nodes]
+    return [count for count in counts if count]
 
 
 def _check_rules(composed: Composed, processes: Group) -> None:
@@ -174,8 +190,10 @@ def _check_rules(composed: Composed, processes: Group) -> None:
 
     if broken(rules(composed.config)):
         from embodied.run.build.preflight import Rules
+        from embodied.run.placement.table import to_start
 
-        refuse(broken(chain(rules(composed.config), Rules(composed, processes, machine=False))))
+        started = to_start(composed.config, processes)
+        refuse(broken(chain(rules(composed.config), Rules(composed, started, machine=False))))
 
 
 def _check_entry(composed: Composed, config_name: str) -> None:

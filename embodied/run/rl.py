@@ -88,8 +88,9 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         console.table(f"{runner.experiment_name}", lines)
         if runner.dry_run:
             if session.memory is not None:
-                sent = traffic.rows(config, sides, processes, numbers, model.policy.spec, session.memory.counted)
-                console.table("bytes between processes, at most", sent)
+                counted = session.memory.counted
+                if sent := traffic.rows(config, sides, processes, numbers, model.policy.spec, counted):
+                    console.table("bytes between processes, at most", sent)
                 session.memory.say(console)
             return
         stop.hold_from_now()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 
 from embodied.errors import AssetsMissingError, ConfigError
@@ -13,6 +14,8 @@ from ..shared.machine import try_in_process
 
 SIM_BACKENDS = ("auto", "cpu", "gpu")
 REMEDY = "set env.train.sim_backend=cpu and env.eval.sim_backend=cpu"
+NAMED = ("GPU-", "MIG-")
+"""How names of GPUs begin in CUDA_VISIBLE_DEVICES. As for CUDA, another word hides what is behind it."""
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 _LIBRARY = "libPhysXGpu_64.so"
 _TRIAL = f"""
@@ -77,12 +80,22 @@ def device_of(environ: Mapping[str, str] = os.environ) -> str:
     ('cuda:0', 'cuda:3')
     >>> device_of({"EMBODIED_RENDER_GPU": "3", "CUDA_VISIBLE_DEVICES": "2,3"})
     'cuda:1'
+
+    Raises:
+        ConfigError: CUDA does not show that GPU.
     """
-    gpu = environ.get("EMBODIED_RENDER_GPU", "")
-    visible = [name.strip() for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    gpu, shown = environ.get("EMBODIED_RENDER_GPU", ""), environ.get("CUDA_VISIBLE_DEVICES")
+    if not gpu or shown is None:
+        return f"cuda:{gpu or 0}"
+    visible = list(takewhile(lambda name: name.isdigit() or name[:4] in NAMED, map(str.strip, shown.split(","))))
     if gpu in visible:
         return f"cuda:{visible.index(gpu)}"
-    return f"cuda:{gpu or 0}"
+    raise ConfigError(
+        f"env.render_gpus (or EMBODIED_RENDER_GPU) names GPU {gpu}, and CUDA_VISIBLE_DEVICES={shown} hides it",
+        "unset CUDA_VISIBLE_DEVICES, or let it show that GPU" if not visible
+        else f"name one of {', '.join(visible)}" if all(map(str.isdigit, visible))
+        else "let CUDA_VISIBLE_DEVICES hold nvidia-smi's numbers in place of names, or leave env.render_gpus out",
+    )  # fmt: skip
 
 
 def renderer_of(renderer: str, environ: Mapping[str, str] = os.environ) -> str:

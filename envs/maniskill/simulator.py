@@ -57,8 +57,11 @@ class TaskSimulator:
 
         self._torch, self._params, self._on_gpu = torch, params, device != "cpu"
         if self._on_gpu:
-            torch.cuda.set_device(device)  # ManiSkill now and then says only "cuda"
             render_backend = f"sapien_{device}"
+        drawing = render_backend.removeprefix("sapien_")
+        self._draws_on_cuda = drawing.startswith("cuda:")
+        if self._draws_on_cuda:
+            torch.cuda.set_device(drawing)  # ManiSkill waits for "cuda", whichever GPU draws
         _keep_renderer(render_backend)
         self.env = make_env(
             params, render_backend, cameras.sensor_configs(params.shader_pack), f"physx_{device}", copies
@@ -246,7 +249,7 @@ class TaskSimulator:
             sensor.capture()
         only_rgb = {"rgb": True, "depth": False, "position": False, "segmentation": False}
         found = {name: sensor.get_obs(**only_rgb)["rgb"] for name, sensor in sensors.items()}
-        if self._on_gpu:
+        if self._draws_on_cuda:
             self._torch.cuda.synchronize()  # ManiSkill does the same: the renderer has streams of its own
         return found
 

@@ -145,6 +145,8 @@ def test_a_shape_that_cannot_be_is_refused_with_what_is_there():
     assert "set cluster.num_gpus_per_node to 8 or less" in str(too_few(Shape.of(1, 16), NODES, "GPU"))
     text = str(too_few(Shape.of(1, 1), [Node("id-a", "a", "a", 0, 0)], "GPU"))
     assert "fix: add a node that has it" in text, "no number of devices would do"
+    text = str(too_few(Shape((2, 1)), NODES, "GPU", placed=True))
+    assert "fix: give other devices to actor and rollout in cluster.component_placement" in text
 
 
 def test_a_shape_that_others_have_says_who_has_what_and_what_to_raise():

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 from small_run import RUN
 
+from embodied import train
 from embodied.doctor import report
 from embodied.doctor.checks import configuration, simulators, sizes
 from embodied.doctor.findings import STATUSES, Finding
@@ -214,6 +215,29 @@ def test_a_configuration_that_runs_has_nothing_against_it(tmp_path):
     assert found.status == "ok", found
     (typo,) = configuration.configuration(["env=libero_11"], [])
     assert (typo.status, "Did you mean" in typo.found) == ("fail", True)
+
+
+@pytest.mark.parametrize("launch", ["cluster.launcher=local", "cluster.launcher=ray", "runner.dry_run=true"])
+def test_processes_that_a_command_starts_are_those_that_are_checked(launch, tmp_path, capsys):
+    place = "cluster.component_placement={actor: 0-1, rollout: 0-1, env: 2-3}"
+    keys = [*FAKE, f"runner.output_dir={tmp_path}", launch, place, "env.train.total_num_envs=4"]
+    even = [*keys, "env.eval.total_num_envs=4", "algorithm.group_size=2"]
+    (found,) = configuration.configuration(even, [FOLDER])
+    assert found.status == "ok", found
+    odd = [*configuration.configuration([*even, "env.eval.total_num_envs=3"], [FOLDER])]
+    assert "env.eval.total_num_envs is 3, and the 2 processes" in odd[0].found
+    assert train.main([*even, "algorithm.critic_warmup_steps=5", "--config-dir", FOLDER]) == 2
+    told = capsys.readouterr().err
+    assert "critic_warmup_steps" in told
+    assert "the run has 1" not in told
+
+
+def test_memory_of_processes_that_a_command_starts_is_shared(tmp_path):
+    place = "cluster.component_placement={actor: 0-1, rollout: 0-1}"
+    slots = ("env.train.total_num_envs=4", "env.eval.total_num_envs=4", "algorithm.group_size=2")
+    keys = [*FAKE, f"runner.output_dir={tmp_path}", "cluster.launcher=local", place, *slots]
+    found = next(finding for finding in sizes.sizes(keys, [FOLDER]) if finding.name == sizes.NAME)
+    assert "that are free on the machine for each of its 2 processes" in found.found
 
 
 def checked_of(tmp_path, *more):

@@ -285,6 +285,43 @@ def test_pictures_are_drawn_on_the_gpu_of_the_worker(monkeypatch):
     assert made == [("sapien_cuda:1", "cpu"), ("sapien_cuda:0", "cpu"), ("cpu", "cpu"), ("gpu", "cpu")]
 
 
+@pytest.mark.parametrize(("gpu", "backends", "waits"), [("2", ["sapien_cuda:2"], ["cuda:2"]), ("", ["gpu"], [])])
+def test_a_worker_waits_for_the_gpu_that_draws(gpu, backends, waits, monkeypatch):
+    """ManiSkill says only "cuda" where it waits, also while a CPU simulates."""
+    calls: list[str] = []
+
+    def make_env(params, render_backend, *others):
+        assert render_backend in backends
+        assert calls == waits, "before anything is made"
+        raise InterruptedError
+
+    monkeypatch.setattr(torch.cuda, "set_device", calls.append)
+    monkeypatch.setattr(simulator, "_keep_renderer", lambda render_backend: None)
+    monkeypatch.setattr(simulator, "make_env", make_env)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("EMBODIED_RENDER_GPU", gpu)
+    with pytest.raises(InterruptedError):
+        ManiSkillEnv({"id": "PickCube-v1"}, sim_backend="cpu", renderer="gpu").make_simulator(1)
+    assert calls == waits
+
+
+@pytest.mark.parametrize(
+    ("shown", "gpu", "fix"),
+    [
+        ("2,3", "1", "name one of 2, 3"),
+        ("2,-1,1", "1", "name one of 2"),
+        ("GPU-8a", "0", "nvidia-smi's numbers"),
+        ("", "1", "unset CUDA_VISIBLE_DEVICES"),
+    ],
+)
+def test_a_gpu_that_cuda_does_not_show_is_no_place_in_the_list(shown, gpu, fix):
+    variables = {"EMBODIED_RENDER_GPU": gpu, "CUDA_VISIBLE_DEVICES": shown}
+    for ask in (cuda.device_of, lambda given: cuda.renderer_of("gpu", given)):
+        with pytest.raises(ConfigError, match=f"names GPU {gpu}, and CUDA_VISIBLE_DEVICES={shown} hides it") as refused:
+            ask(variables)
+        assert fix in refused.value.remedy
+
+
 def test_auto_is_the_gpu_where_there_is_one_and_the_task_can(monkeypatch, tmp_path):
     monkeypatch.setattr(cuda, "_DRIVER", tmp_path)
     monkeypatch.setattr(cuda, "_torch_has_cuda", lambda: True)

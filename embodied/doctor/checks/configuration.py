@@ -15,6 +15,7 @@ from embodied.errors import EmbodiedError, broken
 from embodied.parallel.group import Group
 from embodied.run.build import preflight
 from embodied.run.folder.folder import RunFolder
+from embodied.run.placement.table import to_start
 from embodied.schema.compose.compose import Composed, compose_unchecked
 
 NAME = "configuration"
@@ -32,7 +33,7 @@ def configuration(overrides: Sequence[str], folders: Sequence[str], command: str
     except EmbodiedError as error:
         yield of_error(NAME, error)
         return
-    wrong = errors(composed, preflight.Rules(composed, Group()))
+    wrong = errors(composed, preflight.Rules(composed, to_start(composed.config, Group())))
     for one in wrong:
         yield of_error(NAME, one)
     if not wrong:

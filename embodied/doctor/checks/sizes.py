@@ -16,6 +16,7 @@ from embodied.parallel.group import Group
 from embodied.run.build.preflight import Rules
 from embodied.run.memory.footprint import Footprint, Weights, footprint, of_files
 from embodied.run.memory.workers import at_least, described, fitting_rows, remedies_within
+from embodied.run.placement.table import to_start
 from embodied.runtime.memory import free_memory
 from embodied.schema.compose.compose import compose_unchecked
 
@@ -30,7 +31,7 @@ def sizes(overrides: Sequence[str], folders: Sequence[str], command: str = "trai
     if composed.config.runner.task.records or composed.config.runner.answers is not None:
         yield Finding(NAME, "skipped", "no policy is built")
         return
-    rules = Rules(composed, Group(), machine=False)
+    rules = Rules(composed, to_start(composed.config, Group()), machine=False)
     if configuration.errors(composed, rules):
         yield Finding(NAME, "skipped", "the configuration is refused, see there")
         return
@@ -46,7 +47,7 @@ def sizes(overrides: Sequence[str], folders: Sequence[str], command: str = "trai
         return
     if weights is not None:
         taken = footprint(config, sides, processes, weights, None, on_gpu=gpu is not None)
-        yield from held(config, taken, gpu, weights)
+        yield from held(config, taken, gpu, weights, processes=processes)
         return
     from embodied.run.memory.counting import count
 
@@ -62,7 +63,7 @@ def sizes(overrides: Sequence[str], folders: Sequence[str], command: str = "trai
         yield Finding(NAME, "fail", said, "use a smaller model (model=…), or a machine with more memory")
         return
     taken = counted.footprint(config, sides, processes, gpu is not None)
-    yield from held(config, taken, gpu, counted.weights)
+    yield from held(config, taken, gpu, counted.weights, processes=processes)
 
 
 def _gpu_memory(wanted: str) -> int | None:
@@ -75,15 +76,19 @@ def _gpu_memory(wanted: str) -> int | None:
 
 
 def held(
-    config: schema.Config, taken: Footprint, gpu: int | None, weights: Weights, free: int | None = None
+    config: schema.Config, taken: Footprint, gpu: int | None, weights: Weights, free: int | None = None,
+    processes: Group | None = None,
 ) -> Iterator[Finding]:  # fmt: skip
     """Compares the memory that a run takes at the least with what is free.
 
     Args:
         gpu: bytes that are free on the GPU; None = the policy is on the CPU.
-        free: bytes of the machine; None = it is asked.
+        free: bytes of the machine, which its processes share; None = it is asked.
+        processes: of the run; None = this one alone.
     """
-    free = free_memory() if free is None else free
+    free, processes = free_memory() if free is None else free, processes or Group()
+    sharers = processes.local_size
+    where = "the machine" if sharers == 1 else f"the machine for each of its {sharers} processes"
     policy = taken.host if gpu is not None else {**taken.device, **taken.host}
     if gpu is not None:
         fix = "set actor.model.precision=bf16, train adapters alone (LoRA), or use fsdp2 over several GPUs"
@@ -91,11 +96,12 @@ def held(
     if free is None:
         yield Finding(NAME, "skipped", "the kernel does not say what the machine has left (no /proc/meminfo)")
     else:
+        free //= sharers
         room = int(TIGHT * free) - sum(policy.values())
-        fix = "; or ".join(remedies_within(room, config, Group(), taken.pools)) if room > 0 else FEWER
-        workers = {described(pool): pool.all for pool in at_least(taken.pools, config, Group())}
-        said = _compared(NAME, {**policy, **workers}, free, "the machine", fix, taken)
-        fitting = fitting_rows(taken.pools, room, os.cpu_count() or 1, Group())
+        fix = "; or ".join(remedies_within(room, config, processes, taken.pools)) if room > 0 else FEWER
+        workers = {described(pool): pool.all for pool in at_least(taken.pools, config, processes)}
+        said = _compared(NAME, {**policy, **workers}, free, where, fix, taken)
+        fitting = fitting_rows(taken.pools, room, os.cpu_count() or 1, processes)
         yield replace(said, found="; ".join([said.found, *(f"{name}: {text}" for name, text in fitting)]))
     if not config.runner.only_eval:
         yield _checkpoints(config, weights, weights.optimizer)

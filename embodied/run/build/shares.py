@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from embodied.runtime.pool.file_limit import POOL, RANK, RESERVE, WORKER, OpenFi
 from embodied.runtime.pool.placement import Gpu, gpus_of_rank, visible_gpus, visible_names
 from embodied.runtime.pool.pool import num_workers
 from embodied.schema import only_evaluates as only_evaluates
+from embodied.schema.keys.placement import placed
 
 
 def folder_of_rank(folder: Path, processes: Group) -> Path:
@@ -72,9 +74,9 @@ def pools_of(config: schema.Config, sides: Sides, processes: Group) -> list[Pool
 def render_gpus_of(config: schema.Config, processes: Group) -> tuple[Gpu, ...]:
     """Returns the GPUs on which this process's workers render."""
     wanted = config.env.render_gpus
-    if wanted is None and (placed := devices.renders_of(config, processes)) is not None:
+    if wanted is None and (renders := devices.renders_of(config, processes)) is not None:
         seen = visible_names()
-        return tuple(seen[device] for device in placed if device < len(seen))
+        return tuple(seen[device] for device in renders if device < len(seen))
     return gpus_of_rank(visible_gpus() if wanted is None else wanted, processes.local_rank, processes.local_size)
 
 
@@ -91,7 +93,7 @@ def check(config: schema.Config, processes: Group) -> None:
     if processes.size > 1 and config.runner.task.records:
         raise ConfigError(
             f"WORLD_SIZE is {processes.size}, and demonstrations are made by one process with many workers",
-            f"start it without {processes.launcher}",
+            " and ".join(_alone(config, processes)),
         )
     train, evaluation, algorithm = config.env.train.total_num_envs, config.env.eval.total_num_envs, config.algorithm
     counts = {"env.eval.total_num_envs": evaluation}
@@ -108,7 +110,7 @@ def check(config: schema.Config, processes: Group) -> None:
         raise ConfigError(
             "actor.offload_weight is true in one process, which acts and learns with one copy of the policy: "
             "actor.fsdp_config.cpu_offload keeps the shards of several processes in host memory",
-            f"leave actor.offload_weight out, or start several processes ({NUMBER[processes.launcher]})",
+            f"leave actor.offload_weight out, or start several processes ({_number(config, processes)})",
         )
     if not (config.runner.only_eval or config.runner.task.records):
         teams.check(schema.context_parallel_size(config), learners)
@@ -122,7 +124,7 @@ def check(config: schema.Config, processes: Group) -> None:
             raise ConfigError(
                 f"{what} is {count}, and the {hosts.size} processes {_which(processes)} cannot share it equally",
                 f"make it a multiple of {hosts.size}, or start another number of processes "
-                f"({NUMBER[processes.launcher]})",
+                f"({_number(config, processes)})",
             )
     slots = slots_of(config, hosts)
     if hosts.size > 1 and (requested_workers(config) or 1) > slots:  # the schema refuses it with one process
@@ -131,6 +133,23 @@ def check(config: schema.Config, processes: Group) -> None:
             "be idle",
             f"set env.num_workers to {slots} or less, or raise env.train.total_num_envs and env.eval.total_num_envs",
         )
+
+
+def _number(config: schema.Config, processes: Group) -> str:
+    """Says what sets the number of processes."""
+    places = placed(config.cluster)[1]
+    by_place = any(name in places and places[name].ranks.numbers is not None for name in ("actor", "rollout"))
+    devices = "other devices for actor and rollout in cluster.component_placement"
+    if processes.launcher == "torchrun" and by_place:
+        return f"{NUMBER['torchrun']}, and {devices}"
+    return devices if by_place else NUMBER[processes.launcher]
+
+
+def _alone(config: schema.Config, processes: Group) -> Iterator[str]:
+    """Yields what leaves a command one process."""
+    if config.cluster.component_placement is not None:
+        yield "leave cluster.component_placement out"
+    yield "start it without torchrun" if processes.launcher == "torchrun" else "leave cluster.launcher out"
 
 
 def _which(processes: Group) -> str:
@@ -150,7 +169,10 @@ def _check_cluster(cluster: schema.ClusterConfig, processes: Group) -> None:
             command = start_command("torchrun", cluster.num_nodes or machines, cluster.num_gpus_per_node or here)
             raise ConfigError(
                 f"cluster.{key} is {wanted}, and the run has {there} {what}",
-                f"start it with {command}, or leave cluster.{key} out",
+                f"start it with {command}, or leave cluster.{key} out"
+                if cluster.component_placement is None
+                else f"leave cluster.{key} out, or give actor and rollout devices of {wanted} {what} in "
+                "cluster.component_placement",
             )
 
 

@@ -86,16 +86,56 @@ def _check_visible(
     config: schema.Config, processes: Group, table: PlacementTable, environment: Mapping[str, str]
 ) -> None:  # fmt: skip
     own, shown = processes.placed, visible_names(environment)
-    if own is None or not shown:  # without GPUs a device is a place for a process
+    if own is None:
         return
     ranks = table.on(own.node)
     wanted = {rank.device for rank in ranks if config.runner.device != "cpu"}
     if _says_devices(config, table):
         wanted |= {device for rank in ranks for device in rank.renders}
-    beyond = sorted(device for device in wanted if processes.seen((device,))[0] >= len(shown))
-    if beyond:
+    if not shown:
+        _check_listed(config, table, max(wanted, default=0))
+        return
+    if wanted and processes.launcher == "ray":
+        _check_lent(config, own.node, len(table.devices_of(own.node)), len(shown))
+    places = {device: processes.seen((device,))[0] for device in sorted(wanted)}
+    if beyond := [device for device, place in places.items() if place >= len(shown)]:
         raise ConfigError(
             f"{PLACEMENT} names the device{'s' * (len(beyond) > 1)} {as_spans(beyond)} of {own.node}, and "
             f"{len(shown)} GPU{'s' * (len(shown) > 1)} can be seen there",
             f"name devices below {len(shown)}, or let CUDA_VISIBLE_DEVICES show more",
         )
+    for device, place in places.items():
+        if place and str(shown[place]).startswith("MIG-"):
+            raise ConfigError(
+                f"{PLACEMENT} names the device {device} of {own.node}, which is {shown[place]}, and CUDA shows a "
+                "process one part of a GPU, that at place 0",
+                "name whole GPUs in CUDA_VISIBLE_DEVICES, or let the run have device 0 alone",
+            )
+
+
+def _check_listed(config: schema.Config, table: PlacementTable, last: int) -> None:
+    """Refuses simulators on other GPUs where nothing lists GPUs, so that no worker could be told its own. On a machine
+    without GPUs a device is a place for a process."""
+    if config.runner.device == "cpu" or not table.renders_elsewhere:
+        return
+    import torch
+
+    if torch.cuda.is_available():
+        raise ConfigError(
+            f"{_env(config)}, and neither CUDA_VISIBLE_DEVICES nor the driver's folder (/proc/driver/nvidia/gpus) "
+            "lists the GPUs of this machine",
+            f"export CUDA_VISIBLE_DEVICES={','.join(map(str, range(last + 1)))}, with nvidia-smi's numbers of its GPUs",
+        )
+
+
+def _check_lent(config: schema.Config, node: str, wanted: int, shown: int) -> None:
+    """Refuses a node of Ray whose processes see other GPUs than those that the run has there."""
+    if shown == wanted:
+        return
+    raise ConfigError(
+        f"the run has {wanted} GPU{'s' * (wanted > 1)} of {node}, and its processes see {shown}: devices are counted "
+        "among those that Ray lends",
+        f"leave env out of {PLACEMENT}, or set runner.device=auto: with cpu Ray lends no GPU"
+        if config.runner.device == "cpu"
+        else "unset RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES on that node, and let ray start count its GPUs",
+    )

@@ -10,7 +10,7 @@ from itertools import count
 from embodied import schema
 from embodied.errors import ConfigError
 from embodied.parallel.group import Group
-from embodied.parallel.placement.launcher import Launcher
+from embodied.parallel.placement.launcher import Launcher, launched_by
 from embodied.parallel.placement.place import place
 from embodied.parallel.placement.table import Node, NodeSoftware, PlacementTable, Role, SimulatorHost, nodes_of
 from embodied.schema.compose.compose import Composed
@@ -108,7 +108,7 @@ def _check_started(config: schema.Config, processes: Group, table: PlacementTabl
     if len(table.ranks) != processes.size:
         raise ConfigError(
             f"{said}, which is a place for {len(table.ranks)} processes, and the run has {processes.size}",
-            f"start {len(table.ranks)} processes, or {leave}",
+            leave if config.runner.task.records else f"start {len(table.ranks)} processes, or {leave}",
         )
     own = table.ranks[processes.rank]
     there = len(table.on(own.node))
@@ -130,9 +130,17 @@ def _started(cluster: schema.ClusterConfig, processes: Group, environment: Mappi
     groups, places = placed(cluster)
     told = environment.get("GROUP_WORLD_SIZE", "") if processes.launcher == "torchrun" and processes.size > 1 else ""
     each, nodes = processes.local_size, int(told) if told.isdigit() else processes.num_nodes
+    uneven = nodes * each != processes.size or processes.rank % each != processes.local_rank
+    if places and uneven and cluster.num_gpus_per_node is None:
+        raise ConfigError(
+            f"{processes.launcher} has started different numbers of processes on {nodes} machines, {processes.size} in "
+            f"all, and {PLACEMENT} counts devices of equal ones",
+            "set cluster.num_gpus_per_node to the most processes of one machine (to its devices, where simulators have "
+            "some to themselves)",
+        )
     if places:
         each = cluster.num_gpus_per_node or max(each, _named(groups, places, nodes))
-    elif nodes * each != processes.size or processes.rank % each != processes.local_rank:
+    elif uneven:
         raise ConfigError(
             f"{processes.launcher} has started {each} of {processes.size} processes on this machine, and another "
             "number on others",
@@ -149,6 +157,24 @@ def local_table(config: schema.Config) -> PlacementTable | None:
         ConfigError: the keys place something that cannot be.
     """
     return None if config.cluster.component_placement is None else _placed(config, _described(config.cluster))
+
+
+def to_start(config: schema.Config, processes: Group, environment: Mapping[str, str] = os.environ) -> Group:
+    """Returns the processes that a command plans or starts where it is called by itself, as the first of them would see
+    them; else ``processes``, also where the keys place nothing, or what cannot be."""
+    launcher = config.cluster.launcher
+    if processes.size > 1 or launched_by(environment) is not None or config.runner.task.records:
+        return processes
+    try:
+        if config.runner.dry_run:
+            return planned(config, processes)
+        table = local_table(config) if launcher in ("local", "ray") else None
+    except ConfigError:  # the rules say it
+        return processes
+    if table is None or (launcher == "local" and len(table.ranks) == 1):  # which this process is itself
+        return processes
+    size, here = len(table.ranks), len(table.on(table.ranks[0].node))
+    return Group(0, size, 0, here, launcher=launcher or "ray").with_table(table)
 
 
 def table_of_size(config: schema.Config, size: int, each: int) -> PlacementTable:

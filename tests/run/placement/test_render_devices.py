@@ -17,6 +17,7 @@ from embodied.parallel.placement.table import NODES, Node, nodes_as_text
 from embodied.run.build import policy, shares
 from embodied.run.placement.roles import placed
 from embodied.run.placement.table import Planned, planned, rows
+from embodied.runtime.pool import placement
 from embodied.schema import Config
 from embodied.schema.compose.compose import compose
 
@@ -28,7 +29,7 @@ FAKE = (
     "algorithm.group_size=2",
 )  # fmt: skip
 APART = "cluster.component_placement={actor: 0-1, rollout: 0-1, env: 2-3}"
-GPUS = "4,GPU-8a,6,MIG-7"
+GPUS = "4,GPU-8a,6,GPU-7b"
 
 
 @pytest.fixture(autouse=True)
@@ -61,9 +62,9 @@ def told(own: Config, *groups: Group) -> list[tuple[int | str, ...]]:
 @pytest.mark.parametrize(
     ("where", "gpus"),
     [
-        ("{actor: 0-1, rollout: 0-1, env: 2-3}", [(6,), ("MIG-7",)]),
-        ("{actor: 0-1, rollout: 0-1, env: 1-3}", [("GPU-8a", "MIG-7"), (6,)]),
-        ("{actor: 0-1, rollout: 0-1, env: 3}", [("MIG-7",), ("MIG-7",)]),
+        ("{actor: 0-1, rollout: 0-1, env: 2-3}", [(6,), ("GPU-7b",)]),
+        ("{actor: 0-1, rollout: 0-1, env: 1-3}", [("GPU-8a", "GPU-7b"), (6,)]),
+        ("{actor: 0-1, rollout: 0-1, env: 3}", [("GPU-7b",), ("GPU-7b",)]),
         ("{actor: 2-3, rollout: 2-3, env: 0-1}", [(4,), ("GPU-8a",)]),
         ("{actor: 0, rollout: 2, env: 0}", [(), (4,)]),
         ("{actor: 1-2, rollout: 1-2}", [("GPU-8a",), (6,)]),
@@ -104,7 +105,9 @@ def test_ray_shows_a_node_s_processes_the_devices_of_the_run_alone(monkeypatch):
     own = config("cluster.component_placement={actor: [3,4], rollout: [3,4], env: [1,4]}", "runner.device=auto")
     groups = ranks(own, 1, 1, launcher="ray")
     assert [group.device for group in groups] == [1, 0]
-    assert told(own, *groups) == [(0,), (0,)]
+    assert told(own, groups[0]) == [(0,)]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert told(own, groups[1]) == [(1,)]
 
 
 def test_where_cuda_shows_nothing_workers_are_told_nothing():
@@ -119,6 +122,8 @@ def test_where_cuda_shows_nothing_workers_are_told_nothing():
         ("4", (APART,), "names the devices 2-3 of node-0, and 1 GPU can be seen there"),
         ("4", (APART, "runner.device=auto"), "names the devices 1-3 of node-0, and 1 GPU can be seen there"),
         ("4,-1,5,6,7", (APART,), "names the devices 2-3 of node-0, and 1 GPU can be seen there"),
+        ("4,5,MIG-7,MIG-8", (APART,), "names the device 2 of node-0, which is MIG-7, and CUDA shows"),
+        ("MIG-7,MIG-8,4,5", (APART, "runner.device=auto"), "names the device 1 of node-0, which is MIG-8, and CUDA"),
         (GPUS, (APART, "env.render_gpus=[0]"), "env.render_gpus is [0]: both say where simulators render"),
         (GPUS, (APART, "env.render_gpus=[]"), "env.render_gpus is []: both say where simulators render"),
     ],
@@ -129,6 +134,55 @@ def test_what_cannot_be_is_refused_by_name(gpus, keys, said, monkeypatch):
     with pytest.raises(ConfigError) as refused:
         shares.check(own, ranks(own, 2)[0])
     assert said in str(refused.value)
+
+
+def test_a_part_of_a_gpu_can_be_the_first_device(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-7,MIG-8")
+    own = config("cluster.component_placement={env: 0}", "runner.device=auto")
+    assert told(own, Group()) == [()], "without a table"
+    assert told(own, *ranks(own, 1)) == [("MIG-7",)]
+
+
+def test_gpus_that_nothing_lists_are_refused_as_devices_of_simulators(monkeypatch):
+    monkeypatch.setattr(placement, "NVIDIA", Path("none"))
+    for keys, available in (((APART, "runner.device=auto"), False), ((APART,), True)):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda found=available: found)
+        own = config(*keys)
+        assert told(own, *ranks(own, 2)) == [(), ()]
+    own = config(APART, "runner.device=auto")
+    with pytest.raises(ConfigError, match=r"gives env 2-3, and neither CUDA_VISIBLE_DEVICES nor the driver") as refused:
+        shares.check(own, ranks(own, 2)[0])
+    assert refused.value.remedy.startswith("export CUDA_VISIBLE_DEVICES=0,1,2,3, with")
+    beside = config("cluster.component_placement={actor: 0-1, rollout: 0-1}", "runner.device=auto")
+    shares.check(beside, ranks(beside, 2)[0])
+
+
+@pytest.mark.parametrize(
+    ("shown", "device", "fix"),
+    [("2,3", "auto", None), ("0,1,2,3", "auto", "NOSET"), ("2", "auto", "NOSET"), ("0,1,2,3", "cpu", None)],
+)
+def test_ray_shows_a_process_the_devices_of_the_run_or_it_is_refused(shown, device, fix, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
+    monkeypatch.setenv(VARIABLE, "ray")
+    monkeypatch.setenv(NODES, nodes_as_text([Node("a", 4)]))
+    own = config("cluster.component_placement={actor: 2-3, rollout: 2-3}", f"runner.device={device}")
+    group = ranks(own, 2, launcher="ray")[1]
+    if fix is None:
+        shares.check(own, group)
+        return
+    with pytest.raises(ConfigError, match=f"has 2 GPUs of a, and its processes see {len(shown[::2])}") as found:
+        shares.check(own, group)
+    assert fix in found.value.remedy
+
+
+def test_ray_lends_no_gpu_to_a_run_on_cpus(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv(VARIABLE, "ray")
+    monkeypatch.setenv(NODES, nodes_as_text([Node("a", 4)]))
+    own = config(APART)
+    with pytest.raises(ConfigError, match="the run has 4 GPUs of a, and its processes see 1") as refused:
+        shares.check(own, ranks(own, 2, launcher="ray")[0])
+    assert "runner.device=auto" in refused.value.remedy
 
 
 @pytest.mark.parametrize("name", ["EMBODIED_RENDER_GPU", "MUJOCO_EGL_DEVICE_ID"])
@@ -221,3 +275,11 @@ def test_workers_are_told_and_no_number_depends_on_it(start, tmp_path, monkeypat
     found, same = (tensors(Path("runs", name)) for name in ("apart", "beside"))
     assert found.keys() == same.keys()
     assert all(bool((found[name] == same[name]).all()) for name in same)
+
+
+def test_one_process_sends_nothing_that_its_dry_run_could_tell(capsys):
+    apart = "cluster.component_placement={actor: 0, rollout: 0, env: 1}"
+    assert train.main([*FAKE, apart, "runner.dry_run=true", "--config-dir", CONFIG]) == 0
+    told = capsys.readouterr().out
+    assert "of rank 0: on device 1 of node-0" in told
+    assert "bytes between processes" not in told
