@@ -39,7 +39,6 @@ from .files import (
     LiberoPaths,
     LiberoTask,
     locate,
-    read_init_states,
     read_tasks,
 )
 from .goals import NUM_FEATURES
@@ -47,6 +46,7 @@ from .host_memory import host_memory
 from .plus.cameras import CAMERA
 from .plus.chosen import Choice, choose, kinds_of
 from .plus.files import DISTRIBUTION, describe_installed
+from .plus.starts import InitialStates
 from .plus.varied import Varied, check_pictures
 from .process import prepare_process
 from .rendering import BACKENDS, Pictures, RendererChoice, check_renderer, draw_frame
@@ -147,7 +147,7 @@ class LiberoEnv:
         self._tasks = _choose(tasks, task_suite_name, task_ids)
         self._kinds = kinds_of(self._tasks, chosen.left_out) if chosen else None
         check_pictures(self._tasks, self._pictures)
-        self._init_states = [_init_states(task.init_states_file, task.rearranged) for task in self._tasks]
+        self._init_states = InitialStates(self._tasks)
         self._spec = self._make_spec(MAX_STEPS[task_suite_name])
         self._wait_steps, self._renderer = wait_steps, renderer
         self._slot = EnvSlot(max_cached_simulators)
@@ -165,7 +165,7 @@ class LiberoEnv:
             cameras=pictures.cameras,
             action=ContinuousAction((-1.0,) * 7, (1.0,) * 7),
             tasks=tuple(task.instruction for task in self._tasks),
-            num_init_states=tuple(len(states) for states in self._init_states),
+            num_init_states=self._init_states.counts,
             max_episode_steps=max_episode_steps,
             control_hz=CONTROL_HZ,
         )
@@ -300,9 +300,6 @@ class LiberoEnv:
 
     def close(self) -> None:
         self._slot.close()
-
-
-_init_states = functools.lru_cache(maxsize=None)(read_init_states)  # thousands of tasks share ten files
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """Plays the beginning of LIBERO-Plus's tasks by the package's own env, in an interpreter that has its requirements.
 
-``python libero_plus_original.py IN OUT``, both pickles. IN: ``suite``, ``tasks`` (names) and ``play``: ``size``,
-``wait_steps``, ``actions`` [T, 7], ``seeds`` [1 + T] of each picture's noise. OUT: ``languages`` of all tasks of the
+``python libero_plus_original.py IN OUT``, both pickles. IN: ``suite``, ``tasks`` (names), ``seeds`` [tasks, 1 + T] of
+each picture's noise, and ``play``: ``size``, ``wait_steps``, ``actions`` [T, 7]. OUT: ``languages`` of all tasks of the
 suite, and ``played``: of each task what :func:`play` returns.
 """
 
@@ -25,7 +25,8 @@ def main(source: str, target: str) -> None:
     del sys.modules["torch"]  # SciPy asks it for its types
     suite, eyes = get_benchmark(given["suite"])(), Eyes()
     numbers = {task.name: number for number, task in enumerate(suite.tasks)}
-    played = [play(suite, eyes, numbers[name], **given["play"]) for name in given["tasks"]]
+    tasks = zip(given["tasks"], given["seeds"], strict=True)
+    played = [play(suite, eyes, numbers[name], seeds=seeds, **given["play"]) for name, seeds in tasks]
     languages = {task.name: task.language for task in suite.tasks}
     Path(target).write_bytes(pickle.dumps({"played": played, "languages": languages}))
 

