@@ -15,6 +15,7 @@ from embodied import train
 from embodied.evaluation import kinds
 from embodied.evaluation.kinds import KindsDone, KindSuccess, by_kind
 from embodied.observe.statistics import wilson
+from embodied.run.evaluation.resume_evaluation import Unfinished
 from embodied.testing import FakeEnv
 from embodied.tools import report
 from embodied.types import Episode, EpisodeResult, Start
@@ -75,21 +76,52 @@ def test_rows_of_a_file_are_read_or_left():
         assert kinds.read(damaged) == []
 
 
+VARIED = (
+    "env=fake", "model=fake", "tracker=jsonl", "runner.device=cpu", "env.eval.video_cfg.save_video=false",
+    "env.train._target_=varied_env.VariedEnv", "env.eval._target_=varied_env.VariedEnv", "env.eval.total_num_envs=2",
+    "env.num_workers=2", "env.eval.success_distance=0.9", "runner.logger.log_path=run",
+)  # fmt: skip
+
+
+def evaluate(*overrides: str) -> int:
+    return train.main([*VARIED, *overrides, "--config-dir", CONFIG], "eval")
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The run's folder and what was printed."""
     folder, said = tmp_path_factory.mktemp("kinds"), io.StringIO()
     overrides = [
-        "env=fake", "model=fake", "tracker=jsonl", "runner.device=cpu", "env.eval.video_cfg.save_video=false",
-        "env.train._target_=varied_env.VariedEnv", "env.eval._target_=varied_env.VariedEnv",
-        "env.max_worker_restarts=1",
-        "env.eval.episodes_per_task=2", "env.eval.total_num_envs=2", "env.num_workers=2", "env.eval.fault=exception",
-        f"env.eval.fault_task={SPOILED}", "env.eval.success_distance=0.9", "runner.logger.log_path=run",
+        "env.max_worker_restarts=1", "env.eval.episodes_per_task=2", "env.eval.fault=exception",
+        f"env.eval.fault_task={SPOILED}",
     ]  # fmt: skip
     with contextlib.redirect_stdout(said), pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        assert train.main([*overrides, "--config-dir", CONFIG], "eval") == 0
+        assert evaluate(*overrides) == 0
     return folder / "run", said.getvalue()
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_episodes_of_another_sample_are_not_resumed(other, monkeypatch, tmp_path, capsys):
+    """A sample may have other tasks under the same numbers and instructions when a file of the benchmark has come."""
+
+    class Killed(Exception):
+        pass
+
+    class Dying(Unfinished):
+        def add(self, result: EpisodeResult, text: object = None) -> None:
+            super().add(result)
+            raise Killed
+
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr("embodied.run.evaluation.evaluator.Unfinished", Dying)
+        with pytest.raises(Killed):
+            evaluate("env.eval.episodes_per_task=1")
+    if other:
+        monkeypatch.setattr("varied_env.NAMES", (*NAMES[:-1], "light_9"))
+    assert evaluate("env.eval.episodes_per_task=1") == 0
+    assert ("were run before" in capsys.readouterr().out) is not other
 
 
 def test_a_run_says_kinds_on_the_console_and_in_its_file(made):

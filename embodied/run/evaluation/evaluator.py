@@ -25,7 +25,7 @@ from embodied.run.build.texts import Details, Generations, generations_table, wr
 from embodied.run.evaluation import protocol, replay, successes
 from embodied.run.evaluation.answers import FileAnswers
 from embodied.run.evaluation.conditions import Conditions, asks_once, checkpoint_of, conditions, env_of
-from embodied.run.evaluation.resume_evaluation import Unfinished, identity_of_config, of_plan
+from embodied.run.evaluation.resume_evaluation import Unfinished, identity_of_config, of_plan, of_tasks
 from embodied.run.evaluation.seen import Seen, of_run, seen_line
 from embodied.run.evaluation.seen import seen as seen_starts
 from embodied.run.evaluation.videos import show_side_by_side
@@ -174,7 +174,7 @@ class EvaluationRunner:
             return Unfinished(None, "")
         return Unfinished(self._part(iteration), protocol.short_hash([
             identity_of_config(composed.resolved), of_plan(plan), protocol.described(workers.pool.facts),
-            _versions(), device.type, self._simulators.processes.size,
+            _versions(), device.type, self._simulators.processes.size, *of_tasks(self._side.spec.tasks, self._kinds),
         ]))  # fmt: skip
 
     def _fitting(self, workers: Workers | None, opened: ExitStack) -> Workers:
