@@ -1,6 +1,6 @@
 """Compares two evaluations: pairs their episodes by start, says which conditions differ, and whether success does.
 
-    start = task, initial state, seed;  a task is its instruction (with its number where two have the same one)
+    start = task, initial state, seed;  a task is its name, else its instruction (with its number where two are equal)
 
 Episodes of equal starts form pairs: McNemar's exact test and Tango's interval, which need fewer episodes than rates on
 different starts. Several episodes of a start count as one start with a success rate.
@@ -118,9 +118,9 @@ def compare(
     sides = keyed(first, second)
     tasks = [task for task in dict.fromkeys(key[0] for key in sides[0]) if task in {key[0] for key in sides[1]}]
     if not tasks:
+        there, here = map(_few, task_names(first, second))
         raise EvaluationError(
-            f"{first.name} and {second.name} have no task in common: {_few(first.tasks)} there, {_few(second.tasks)} "
-            "here",
+            f"{first.name} and {second.name} have no task in common: {there} there, {here} here",
             "evaluate both on the same tasks (the same env=…)",
         )
     shared = [key for key in sides[0] if key in sides[1]]
@@ -244,8 +244,8 @@ def _notes(*sides: WrittenEvaluation) -> Iterator[str]:
 
 
 def keyed(first: WrittenEvaluation, second: WrittenEvaluation) -> list[dict[Key, Sequence[bool]]]:
-    """Returns the outcomes of both evaluations by start. Tasks are told apart by their instructions, because the
-    numbers of tasks depend on which were chosen; of equal instructions also by their numbers."""
+    """Returns the outcomes of both evaluations by start. Tasks are told apart by their names if both files have them,
+    else by their instructions, because the numbers of tasks depend on which were chosen; equal ones by number, too."""
     without_seed = first.starts_without_seed and second.starts_without_seed
     found: list[dict[Key, Sequence[bool]]] = []
     for side, named in zip((first, second), task_names(first, second), strict=True):
@@ -258,10 +258,12 @@ def keyed(first: WrittenEvaluation, second: WrittenEvaluation) -> list[dict[Key,
 
 def task_names(*sides: WrittenEvaluation) -> list[dict[int, str]]:
     """Returns the names of each side's tasks, by their numbers."""
-    several = {text for side in sides for text, count in Counter(side.tasks.values()).items() if count > 1}
+    named = all(side.task_names for side in sides)
+    texts = [{task: side.task_names[task] if named else text for task, text in side.tasks.items()} for side in sides]
+    several = {text for own in texts for text, count in Counter(own.values()).items() if count > 1}
     return [
-        {number: f"{text} (task {number})" if text in several else text for number, text in side.tasks.items()}
-        for side in sides
+        {number: f"{text} (task {number})" if text in several else text for number, text in own.items()}
+        for own in texts
     ]
 
 

@@ -15,6 +15,30 @@ from embodied.observe import statistics
 from embodied.tools import compare
 
 
+def test_tasks_of_equal_instructions_are_paired_by_name(write, capsys):
+    """Of two samples of variations, the position of a task says nothing."""
+
+    def named(*names: str):
+        def change(found: dict[str, Any]) -> None:
+            found["task_names"] = names
+            for row in found["tasks"]:
+                row["instruction"] = "lift it"
+
+        return change
+
+    one, other = write("one", lambda task, k: task == 0, change=named("light 1", "light 2")), "light 3"
+    swapped = write("swapped", lambda task, k: task == 1, change=named("light 2", "light 1"))
+    (found,) = as_json(capsys, one, swapped)
+    assert [(row["task"], row["difference"]) for row in found["tasks"]] == [("light 1", 0.0), ("light 2", 0.0)]
+    (found,) = as_json(capsys, one, write("half", change=named(other, "light 2")))
+    assert [row["task"] for row in found["tasks"]] == ["light 2"]
+    said = refused(capsys, one, write("others", change=named(other, "light 4")))
+    assert "no task in common: 'light 1', 'light 2' there, 'light 3', 'light 4' here" in said
+    assert "'task_names' has 1 texts" in refused(capsys, one, write("few", change=named("light 1")))
+    (found,) = as_json(capsys, one, write("old", change=lambda found: (named()(found), found.pop("task_names"))))
+    assert [row["task"] for row in found["tasks"]] == ["lift it (task 0)", "lift it (task 1)"]
+
+
 def test_names_of_evaluations(write, capsys):
     run = write("run", below(1))
     for step in (4, 10):
