@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from embodied.observe.statistics import wilson
 from embodied.protocols import Env, KnowsKinds, TaskKinds
-from embodied.types import Episode, EpisodeResult
+from embodied.types import Episode, EpisodeResult, Start
 
 ALL = "all"
 NAMED = 10
@@ -18,8 +18,8 @@ NAMED = 10
 
 @dataclass(frozen=True)
 class KindSuccess:
-    """Success on the tasks of a kind and strength, with the Wilson 95 % interval; the starts of a task count as
-    independent."""
+    """Success on the tasks of a kind and strength, with the Wilson 95 % interval, in which episodes of one start
+    count as one."""
 
     kind: str
     strength: str  # ALL: of every strength
@@ -36,11 +36,14 @@ def kinds_of(env: Env) -> TaskKinds | None:
     return env.task_kinds() if isinstance(env, KnowsKinds) else None
 
 
-def by_kind(kinds: TaskKinds, episodes: Sequence[EpisodeResult]) -> list[KindSuccess]:
+def by_kind(
+    kinds: TaskKinds, episodes: Sequence[EpisodeResult], origin: Callable[[EpisodeResult], Start]
+) -> list[KindSuccess]:
     """Returns a row for each kind and one for each of its strengths, then one over all.
 
     Args:
         episodes: those that could not be run, too.
+        origin: what is the same for episodes that are no independent trials.
     """
     strata: dict[tuple[str, str], list[EpisodeResult]] = defaultdict(list)
     for result in episodes:
@@ -52,7 +55,7 @@ def by_kind(kinds: TaskKinds, episodes: Sequence[EpisodeResult]) -> list[KindSuc
         strata.setdefault((kind, ALL), [])
     left_out = {(kind, ALL): count for kind, count in kinds.left_out.items()}
     left_out[ALL, ALL] = sum(kinds.left_out.values())
-    return [_row(*key, strata[key], left_out.get(key, 0)) for key in sorted(strata, key=_place)]
+    return [_row(*key, strata[key], left_out.get(key, 0), origin) for key in sorted(strata, key=_place)]
 
 
 def _place(key: tuple[str, str]) -> tuple[bool, str, bool, str]:
@@ -60,9 +63,12 @@ def _place(key: tuple[str, str]) -> tuple[bool, str, bool, str]:
     return kind == ALL, kind, strength != ALL, strength
 
 
-def _row(kind: str, strength: str, results: Sequence[EpisodeResult], left_out: int) -> KindSuccess:
+def _row(
+    kind: str, strength: str, results: Sequence[EpisodeResult], left_out: int, origin: Callable[[EpisodeResult], Start]
+) -> KindSuccess:
     run = [result.success for result in results if not result.not_run]
-    low, high = wilson(sum(run), len(run)) if run else (0.0, 1.0)
+    starts = len({origin(result) for result in results if not result.not_run})
+    low, high = wilson(sum(run) * starts / len(run), starts) if run else (0.0, 1.0)
     rate = sum(run) / len(run) if run else None
     return KindSuccess(kind, strength, sum(run), len(run), rate, low, high, len(results) - len(run) + left_out)
 

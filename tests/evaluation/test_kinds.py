@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from embodied import train
 from embodied.evaluation import kinds
 from embodied.evaluation.kinds import KindsDone, KindSuccess, by_kind
 from embodied.observe.statistics import wilson
+from embodied.run.build.action_kind import ROBOT
 from embodied.run.evaluation.resume_evaluation import Unfinished
+from embodied.run.evaluation.successes import summarise
 from embodied.testing import FakeEnv
 from embodied.tools import report
 from embodied.types import Episode, EpisodeResult, Start
@@ -33,7 +36,7 @@ ENDED = [ended(0, True), ended(1, False), ended(2, True), ended(3, True), ended(
 
 def test_rows_of_kinds_strengths_and_all():
     found = VariedEnv().task_kinds()
-    rows = {(row.kind, row.strength): row for row in by_kind(found, ENDED)}
+    rows = {(row.kind, row.strength): row for row in by_kind(found, ENDED, ROBOT.origin)}
     counts = {key: (row.successes, row.episodes, row.not_run) for key, row in rows.items()}
     assert counts == {
         ("camera", "all"): (2, 3, 0), ("camera", "1"): (1, 2, 0), ("camera", "3"): (1, 1, 0),
@@ -44,10 +47,21 @@ def test_rows_of_kinds_strengths_and_all():
     assert [*rows][-1] == ("all", "all")
     assert (rows["camera", "all"].low, rows["camera", "all"].high) == wilson(2, 3)
     assert rows["layout", "all"].success_rate is None
-    assert kinds.metrics(by_kind(found, ENDED)) == {
+    assert kinds.metrics(by_kind(found, ENDED, ROBOT.origin)) == {
         "eval/kind/camera/success_rate": 2 / 3, "eval/kind/light/success_rate": 0.0,
         "eval/kind/noise/success_rate": 1.0,
     }  # fmt: skip
+
+
+def test_episodes_of_one_start_count_as_one_in_intervals():
+    found = VariedEnv().task_kinds()
+    several = [replace(one, episode=replace(one.episode, episode_id=4 * one.episode.episode_id + number))
+               for one in ENDED for number in range(4)]  # fmt: skip
+    rows = by_kind(found, several, ROBOT.origin)
+    assert (rows[-1].successes, rows[-1].episodes) == (12, 20)
+    assert (rows[-1].low, rows[-1].high) == wilson(3, 5)
+    over_all = summarise(NAMES, [one for one in several if not one.not_run])[-1]
+    assert (rows[-1].low, rows[-1].high) == (over_all.low, over_all.high)
 
 
 def test_tasks_that_could_not_be_run_are_named():

@@ -231,7 +231,7 @@ class EvaluationRunner:
         repeated = pass_at_k.rates(results, kind.origin, config.runner.seed)
         compared = robustness.compare(results, perturbed)
         failed = successes.failures(results) if kind.has_steps else []
-        varied = kinds.by_kind(self._kinds, unperturbed) if self._kinds else []
+        varied = kinds.by_kind(self._kinds, unperturbed, kind.origin) if self._kinds else []
         shown = rows[-1:] if varied else rows  # of thousands of tasks, the sum
         if self._simulators.processes.is_main:
             answered = self._answers.summary(results) if self._answers else {}
