@@ -55,10 +55,11 @@ def by_kind(
         strata.setdefault((kind, ALL), [])
     left_out = {(kind, ALL): count for kind, count in kinds.left_out.items()}
     left_out[ALL, ALL] = sum(kinds.left_out.values())
-    return [_row(*key, strata[key], left_out.get(key, 0), origin) for key in sorted(strata, key=_place)]
+    return [_row(*key, strata[key], left_out.get(key, 0), origin) for key in sorted(strata, key=place)]
 
 
-def _place(key: tuple[str, str]) -> tuple[bool, str, bool, str]:
+def place(key: tuple[str, str]) -> tuple[bool, str, bool, str]:
+    """Orders rows, of which a key is kind and strength: strengths after their kind, all kinds last."""
     kind, strength = key
     return kind == ALL, kind, strength != ALL, strength
 
@@ -96,9 +97,13 @@ def metrics(rows: Sequence[KindSuccess]) -> dict[str, float]:
 
 
 def facts(kinds: TaskKinds, rows: Sequence[KindSuccess], episodes: Sequence[EpisodeResult]) -> dict[str, object]:
-    """Makes an evaluation file's entries: rows, names of the tasks, and those that could not be run with why."""
+    """Makes an evaluation file's entries: rows, names, kinds, strengths of
+    tasks, and those that could not be run with why."""
     failed = {kinds.names[one.episode.start.task_id]: one.not_run for one in episodes if one.not_run}
-    return {"kinds": [asdict(row) for row in rows], "task_names": list(kinds.names), "tasks_not_run": failed}
+    return {
+        "kinds": [asdict(row) for row in rows], "task_names": list(kinds.names), "task_kinds": list(kinds.kinds),
+        "task_strengths": list(kinds.strengths), "tasks_not_run": failed,
+    }  # fmt: skip
 
 
 def named(kinds: TaskKinds, failed: Sequence[EpisodeResult]) -> str:

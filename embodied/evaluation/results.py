@@ -66,6 +66,8 @@ class WrittenEvaluation:
     lengths: Mapping[int, Lengths]  # lengths by the number of the task; −1: over all tasks
     why_not_run: str  # the error of the first episode that could not be run; empty if the file does not say it
     task_names: Sequence[str]  # names of all of the env's tasks by number, of envs whose tasks have kinds; else empty
+    task_kinds: Sequence[str]  # in the same order
+    task_strengths: Sequence[str]  # a text is empty where it is not known
 
     @property
     def drawn(self) -> str:
@@ -237,7 +239,7 @@ def _evaluation(name: str, file: Path, found: Mapping[str, Any]) -> WrittenEvalu
     lengths = {row["task_id"]: _lengths(row, texts) for row in found["tasks"]}
     return WrittenEvaluation(
         name, file, conditions, known, env is not None, tasks, outcomes, not_run, states, protocol, lengths, why,
-        _texts(found, "task_names", tasks),
+        *(_texts(found, key, tasks) for key in ("task_names", "task_kinds", "task_strengths")),
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from varied_env import KINDS, NAMES, VariedEnv
+from varied_env import KINDS, NAMES, STRENGTHS, VariedEnv
 
 from embodied import train
 from embodied.evaluation import kinds
@@ -148,6 +148,7 @@ def test_a_run_says_kinds_on_the_console_and_in_its_file(made):
     assert rows["noise", "all"]["not_run"] == 2
     assert [*found["tasks_not_run"]] == [NAMES[SPOILED]]
     assert found["task_names"] == found["protocol"]["keys"]["task_names"] == list(NAMES)
+    assert (found["task_kinds"], found["task_strengths"]) == ([*KINDS], [*STRENGTHS])
     assert len(found["tasks"]) == 6, "each task that was run, and all"
     assert re.search(r"success by kind and strength\n *strengths are made up", said)
     assert re.search(r"layout +all +- +- +1,200", said)
