@@ -12,6 +12,8 @@ from embodied.protocols import Env, KnowsKinds, TaskKinds
 from embodied.types import Episode, EpisodeResult, Start
 
 ALL = "all"
+LOST = {"not_run": "episodes not run", "left_out": "tasks left out"}
+"""Fields of rows that have columns only where something was lost, with their heads."""
 NAMED = 10
 """Tasks that the console names; the file has all of them."""
 
@@ -28,7 +30,8 @@ class KindSuccess:
     success_rate: float | None  # None: no episode was run
     low: float
     high: float
-    not_run: int  # planned episodes that could not be run, and tasks that were left out
+    not_run: int  # planned episodes that could not be run
+    left_out: int = 0  # tasks of the whole suite that this machine cannot run
 
 
 def kinds_of(env: Env) -> TaskKinds | None:
@@ -71,20 +74,21 @@ def _row(
     starts = len({origin(result) for result in results if not result.not_run})
     low, high = wilson(sum(run) * starts / len(run), starts) if run else (0.0, 1.0)
     rate = sum(run) / len(run) if run else None
-    return KindSuccess(kind, strength, sum(run), len(run), rate, low, high, len(results) - len(run) + left_out)
+    return KindSuccess(kind, strength, sum(run), len(run), rate, low, high, len(results) - len(run), left_out)
 
 
 def table(rows: Sequence[KindSuccess]) -> list[list[str]]:
     """Formats rows: a head, then kinds with their strengths below."""
-    lost = any(row.not_run for row in rows)
-    head = ["kind", "strength", "success", "95 % interval", *(["not run"] if lost else [])]
-    return [head, *(_cells(row, lost) for row in rows)]
+    lost = {head: [getattr(row, name) for row in rows] for name, head in LOST.items()}
+    lost = {head: counts for head, counts in lost.items() if any(counts)}
+    head = ["kind", "strength", "success", "95 % interval", *lost]
+    return [head, *(_cells(row, own) for row, *own in zip(rows, *lost.values(), strict=True))]
 
 
-def _cells(row: KindSuccess, lost: bool) -> list[str]:
+def _cells(row: KindSuccess, lost: Sequence[int]) -> list[str]:
     share = "-" if row.success_rate is None else f"{row.successes}/{row.episodes} ({row.success_rate:.0%})"
     interval = "-" if row.success_rate is None else f"{row.low:.0%} to {row.high:.0%}"
-    return [row.kind, row.strength, share, interval, *([f"{row.not_run:,}" if row.not_run else ""] if lost else [])]
+    return [row.kind, row.strength, share, interval, *(f"{count:,}" if count else "" for count in lost)]
 
 
 def metrics(rows: Sequence[KindSuccess]) -> dict[str, float]:

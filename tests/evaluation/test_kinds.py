@@ -37,11 +37,11 @@ ENDED = [ended(0, True), ended(1, False), ended(2, True), ended(3, True), ended(
 def test_rows_of_kinds_strengths_and_all():
     found = VariedEnv().task_kinds()
     rows = {(row.kind, row.strength): row for row in by_kind(found, ENDED, ROBOT.origin)}
-    counts = {key: (row.successes, row.episodes, row.not_run) for key, row in rows.items()}
+    counts = {key: (row.successes, row.episodes, row.not_run, row.left_out) for key, row in rows.items()}
     assert counts == {
-        ("camera", "all"): (2, 3, 0), ("camera", "1"): (1, 2, 0), ("camera", "3"): (1, 1, 0),
-        ("layout", "all"): (0, 0, 1200), ("light", "all"): (0, 1, 0), ("light", "1"): (0, 1, 0),
-        ("noise", "all"): (1, 1, 1), ("noise", "2"): (1, 1, 0), ("all", "all"): (3, 5, 1201),
+        ("camera", "all"): (2, 3, 0, 0), ("camera", "1"): (1, 2, 0, 0), ("camera", "3"): (1, 1, 0, 0),
+        ("layout", "all"): (0, 0, 0, 1200), ("light", "all"): (0, 1, 0, 0), ("light", "1"): (0, 1, 0, 0),
+        ("noise", "all"): (1, 1, 1, 0), ("noise", "2"): (1, 1, 0, 0), ("all", "all"): (3, 5, 1, 1200),
     }  # fmt: skip
     assert next(iter(rows)) == ("camera", "all")
     assert [*rows][-1] == ("all", "all")
@@ -151,6 +151,8 @@ def test_a_run_says_kinds_on_the_console_and_in_its_file(made):
     assert (found["task_kinds"], found["task_strengths"]) == ([*KINDS], [*STRENGTHS])
     assert len(found["tasks"]) == 6, "each task that was run, and all"
     assert re.search(r"success by kind and strength\n *strengths are made up", said)
+    assert re.search(r"kind +strength +success +95 % interval +episodes not run +tasks left out\n", said)
+    assert re.search(r"noise +all .*% +2 *\n", said)
     assert re.search(r"layout +all +- +- +1,200", said)
     assert f"tasks that could not be run: {NAMES[SPOILED]}" in said
     assert "kinds done" in said
