@@ -156,6 +156,11 @@ def test_a_run_says_kinds_on_the_console_and_in_its_file(made):
     assert re.search(r"layout +all +- +- +1,200", said)
     assert f"tasks that could not be run: {NAMES[SPOILED]}" in said
     assert "kinds done" in said
+    failed = said[said.index("failures, by how far they got") :]
+    assert re.search(r"video +name\n", failed)
+    first = found["failures"][0]["start"]
+    task, state = first["task_id"], first["init_state_id"]
+    assert re.search(rf"^ *{task} +{state} .* {NAMES[task]} *$", failed, re.M)
     table = said[said.index("evaluation of ") : said.index("success by kind")]
     assert len(re.findall(r"^ +(\d+|all) ", table, re.M)) == 1, "tasks have one row together"
 

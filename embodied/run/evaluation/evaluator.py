@@ -292,7 +292,9 @@ class EvaluationRunner:
         shown, console = successes.shown_failures(failed), self._reporter.console
         few = f" (the first {len(shown)})" if len(shown) < len(failed) else ""
         recorded = ", recorded ones first" if any(one["video"] for one in shown) else ""
-        console.table(f"failures, by how far they got{recorded}: {len(failed)}{few}", successes.failure_cells(shown))
+        names = self._kinds.names if self._kinds else ()
+        title = f"failures, by how far they got{recorded}: {len(failed)}{few}"
+        console.table(title, successes.failure_cells(shown, names))
         if commands := replay.commands(self._composed, self._folder, iteration, shown):
             console.say(
                 "\n".join(["to see one that was not recorded:", *(f"{COMMAND}{command}" for command in commands)])
