@@ -1,6 +1,6 @@
 """Compares two evaluations: pairs their episodes by start, says which conditions differ, and whether success does.
 
-    start = task, initial state, seed;  a task is its instruction (with its number where two have the same one)
+    start = task, initial state, seed;  a task is its name, else its instruction (with its number where two are equal)
 
 Episodes of equal starts form pairs: McNemar's exact test and Tango's interval, which need fewer episodes than rates on
 different starts. Several episodes of a start count as one start with a success rate.
@@ -90,6 +90,7 @@ class Comparison:
     adjusted: float | None  # the same, by Holm, if there are several comparisons (evaluation/pairwise.py)
     over_tasks: tuple[float, float] | None  # bootstrap interval; None with one task
     more: statistics.Needed | None  # starts that both need beside those they have; None without a difference
+    outcomes: Sequence[Outcomes] = ()  # what was compared: the outcomes of both sides by start
     places: tuple[int, int] = (0, 1)  # positions of both among the evaluations that are compared
 
     @property
@@ -118,9 +119,9 @@ def compare(
     sides = keyed(first, second)
     tasks = [task for task in dict.fromkeys(key[0] for key in sides[0]) if task in {key[0] for key in sides[1]}]
     if not tasks:
+        there, here = map(_few, task_names(first, second))
         raise EvaluationError(
-            f"{first.name} and {second.name} have no task in common: {_few(first.tasks)} there, {_few(second.tasks)} "
-            "here",
+            f"{first.name} and {second.name} have no task in common: {there} there, {here} here",
             "evaluate both on the same tasks (the same env=…)",
         )
     shared = [key for key in sides[0] if key in sides[1]]
@@ -138,18 +139,18 @@ def compare(
         )
     chosen = [shared, shared] if not why else [[key for key in side if key[0] in tasks] for side in sides]
     picked = [{key: side[key] for key in keys} for side, keys in zip(sides, chosen, strict=True)]
-    row = _unpaired_row if why else _paired_row
+    row = unpaired_row if why else paired_row
     by_task = {task: [_of_task(side, task) for side in picked] for task in tasks}
     rows = [row(task, *both) for task, both in by_task.items() if both[0]]  # a task may have no pairs
     over_all = row(ALL, *picked)
-    gained, lost = (0, 0) if why else _discordant(*picked)
+    gained, lost = (0, 0) if why else discordant(*picked)
     counts = [(one.first.rate * one.first.starts, one.first.starts, one.second.rate * one.second.starts,
                one.second.starts) for one in rows]  # fmt: skip
-    p_value = _fisher(over_all) if why else statistics.mcnemar(gained, lost)
+    p_value = fisher(over_all) if why else statistics.mcnemar(gained, lost)
     return Comparison(
         first, second, differing, list(_notes(first, second)), why, len(shared), (len(sides[0]), len(sides[1])), rows,
         over_all, gained, lost, p_value, p_value, statistics.bootstrap(counts, seed) if len(rows) > 1 else None,
-        _more(over_all, None if why else _changes(*picked), z),
+        _more(over_all, None if why else _changes(*picked), z), picked,
     )  # fmt: skip
 
 
@@ -244,8 +245,8 @@ def _notes(*sides: WrittenEvaluation) -> Iterator[str]:
 
 
 def keyed(first: WrittenEvaluation, second: WrittenEvaluation) -> list[dict[Key, Sequence[bool]]]:
-    """Returns the outcomes of both evaluations by start. Tasks are told apart by their instructions, because the
-    numbers of tasks depend on which were chosen; of equal instructions also by their numbers."""
+    """Returns the outcomes of both evaluations by start. Tasks are told apart by their names if both files have them,
+    else by their instructions, because the numbers of tasks depend on which were chosen; equal ones by number, too."""
     without_seed = first.starts_without_seed and second.starts_without_seed
     found: list[dict[Key, Sequence[bool]]] = []
     for side, named in zip((first, second), task_names(first, second), strict=True):
@@ -258,10 +259,12 @@ def keyed(first: WrittenEvaluation, second: WrittenEvaluation) -> list[dict[Key,
 
 def task_names(*sides: WrittenEvaluation) -> list[dict[int, str]]:
     """Returns the names of each side's tasks, by their numbers."""
-    several = {text for side in sides for text, count in Counter(side.tasks.values()).items() if count > 1}
+    named = all(side.task_names for side in sides)
+    texts = [{task: side.task_names[task] if named else text for task, text in side.tasks.items()} for side in sides]
+    several = {text for own in texts for text, count in Counter(own.values()).items() if count > 1}
     return [
-        {number: f"{text} (task {number})" if text in several else text for number, text in side.tasks.items()}
-        for side in sides
+        {number: f"{text} (task {number})" if text in several else text for number, text in own.items()}
+        for own in texts
     ]
 
 
@@ -296,7 +299,8 @@ def _rate(side: Outcomes) -> Rate:
     return Rate(sum(episodes), len(episodes), len(means), sum(means) / len(means), low, high)
 
 
-def _paired_row(task: str, first: Outcomes, second: Outcomes) -> Row:
+def paired_row(task: str, first: Outcomes, second: Outcomes) -> Row:
+    """Makes the row of outcomes that have the same starts in the same order."""
     up, down = _changes(first, second)
     low, high = statistics.tango(up, down, len(first))
     return Row(task, _rate(first), _rate(second), (up - down) / len(first), low, high)
@@ -309,18 +313,21 @@ def _changes(first: Outcomes, second: Outcomes) -> tuple[float, float]:
     return sum(one for one in changes if one > 0), -sum(one for one in changes if one < 0)
 
 
-def _discordant(first: Outcomes, second: Outcomes) -> tuple[int, int]:
+def discordant(first: Outcomes, second: Outcomes) -> tuple[int, int]:
+    """Counts the pairs in which the second did better, and worse."""
     pairs = [*zip(_means(first), _means(second), strict=True)]
     return sum(after > before for before, after in pairs), sum(after < before for before, after in pairs)
 
 
-def _unpaired_row(task: str, first: Outcomes, second: Outcomes) -> Row:
+def unpaired_row(task: str, first: Outcomes, second: Outcomes) -> Row:
+    """Makes the row of outcomes of different starts."""
     one, other = _rate(first), _rate(second)
     low, high = statistics.unpaired(one.rate * one.starts, one.starts, other.rate * other.starts, other.starts)
     return Row(task, one, other, other.rate - one.rate, low, high)
 
 
-def _fisher(row: Row) -> float | None:
+def fisher(row: Row) -> float | None:
+    """Returns the p-value of a row of different starts; None if a start has several episodes."""
     one, other = row.first, row.second
     if (one.episodes, other.episodes) != (one.starts, other.starts):
         return None  # episodes of one start are no independent trials, and the test knows whole starts only

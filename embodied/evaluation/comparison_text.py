@@ -15,6 +15,9 @@ from embodied.evaluation.results import WrittenEvaluation
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 """Names of evaluations in a text: the first is A."""
 
+MOST_TASKS = 150
+"""Rows of a table by task; of more only the last one, which is over all tasks, is printed."""
+
 Names = tuple[str, str]
 
 
@@ -35,11 +38,12 @@ def chance(count: int) -> str:
 
 def table(comparison: Comparison, names: Names) -> list[list[str]]:
     """Makes a table of success by task for both evaluations: a head, which says how actions were drawn, then a row for
-    each task and one over all."""
+    each task and one over all; of more than :data:`MOST_TASKS` rows that one alone."""
     both = zip((comparison.first.drawn, comparison.second.drawn), names, strict=True)
     drawn = ["" if how == name else how for how, name in both]
+    rows = [*comparison.tasks, comparison.over_all]
     head = ["task", names[0], drawn[0], names[1], drawn[1], "difference", "95 % interval"]
-    return [head, *(cells(row) for row in (*comparison.tasks, comparison.over_all))]
+    return [head, *(cells(row) for row in (rows[-1:] if len(rows) > MOST_TASKS else rows))]
 
 
 def cells(row: Row) -> list[str]:

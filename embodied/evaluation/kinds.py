@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from embodied.observe.statistics import wilson
 from embodied.protocols import Env, KnowsKinds, TaskKinds
-from embodied.types import Episode, EpisodeResult
+from embodied.types import Episode, EpisodeResult, Start
 
 ALL = "all"
+LOST = {"not_run": "episodes not run", "left_out": "tasks left out"}
+"""Fields of rows that have columns only where something was lost, with their heads."""
 NAMED = 10
 """Tasks that the console names; the file has all of them."""
 
 
 @dataclass(frozen=True)
 class KindSuccess:
-    """Success on the tasks of a kind and strength, with the Wilson 95 % interval; the starts of a task count as
-    independent."""
+    """Success on the tasks of a kind and strength, with the Wilson 95 % interval, in which episodes of one start
+    count as one."""
 
     kind: str
     strength: str  # ALL: of every strength
@@ -28,7 +30,8 @@ class KindSuccess:
     success_rate: float | None  # None: no episode was run
     low: float
     high: float
-    not_run: int  # planned episodes that could not be run, and tasks that were left out
+    not_run: int  # planned episodes that could not be run
+    left_out: int = 0  # tasks of the whole suite that this machine cannot run
 
 
 def kinds_of(env: Env) -> TaskKinds | None:
@@ -36,11 +39,14 @@ def kinds_of(env: Env) -> TaskKinds | None:
     return env.task_kinds() if isinstance(env, KnowsKinds) else None
 
 
-def by_kind(kinds: TaskKinds, episodes: Sequence[EpisodeResult]) -> list[KindSuccess]:
+def by_kind(
+    kinds: TaskKinds, episodes: Sequence[EpisodeResult], origin: Callable[[EpisodeResult], Start]
+) -> list[KindSuccess]:
     """Returns a row for each kind and one for each of its strengths, then one over all.
 
     Args:
         episodes: those that could not be run, too.
+        origin: what is the same for episodes that are no independent trials.
     """
     strata: dict[tuple[str, str], list[EpisodeResult]] = defaultdict(list)
     for result in episodes:
@@ -52,32 +58,37 @@ def by_kind(kinds: TaskKinds, episodes: Sequence[EpisodeResult]) -> list[KindSuc
         strata.setdefault((kind, ALL), [])
     left_out = {(kind, ALL): count for kind, count in kinds.left_out.items()}
     left_out[ALL, ALL] = sum(kinds.left_out.values())
-    return [_row(*key, strata[key], left_out.get(key, 0)) for key in sorted(strata, key=_place)]
+    return [_row(*key, strata[key], left_out.get(key, 0), origin) for key in sorted(strata, key=place)]
 
 
-def _place(key: tuple[str, str]) -> tuple[bool, str, bool, str]:
+def place(key: tuple[str, str]) -> tuple[bool, str, bool, str]:
+    """Orders rows, of which a key is kind and strength: strengths after their kind, all kinds last."""
     kind, strength = key
     return kind == ALL, kind, strength != ALL, strength
 
 
-def _row(kind: str, strength: str, results: Sequence[EpisodeResult], left_out: int) -> KindSuccess:
+def _row(
+    kind: str, strength: str, results: Sequence[EpisodeResult], left_out: int, origin: Callable[[EpisodeResult], Start]
+) -> KindSuccess:
     run = [result.success for result in results if not result.not_run]
-    low, high = wilson(sum(run), len(run)) if run else (0.0, 1.0)
+    starts = len({origin(result) for result in results if not result.not_run})
+    low, high = wilson(sum(run) * starts / len(run), starts) if run else (0.0, 1.0)
     rate = sum(run) / len(run) if run else None
-    return KindSuccess(kind, strength, sum(run), len(run), rate, low, high, len(results) - len(run) + left_out)
+    return KindSuccess(kind, strength, sum(run), len(run), rate, low, high, len(results) - len(run), left_out)
 
 
 def table(rows: Sequence[KindSuccess]) -> list[list[str]]:
     """Formats rows: a head, then kinds with their strengths below."""
-    lost = any(row.not_run for row in rows)
-    head = ["kind", "strength", "success", "95 % interval", *(["not run"] if lost else [])]
-    return [head, *(_cells(row, lost) for row in rows)]
+    lost = {head: [getattr(row, name) for row in rows] for name, head in LOST.items()}
+    lost = {head: counts for head, counts in lost.items() if any(counts)}
+    head = ["kind", "strength", "success", "95 % interval", *lost]
+    return [head, *(_cells(row, own) for row, *own in zip(rows, *lost.values(), strict=True))]
 
 
-def _cells(row: KindSuccess, lost: bool) -> list[str]:
+def _cells(row: KindSuccess, lost: Sequence[int]) -> list[str]:
     share = "-" if row.success_rate is None else f"{row.successes}/{row.episodes} ({row.success_rate:.0%})"
     interval = "-" if row.success_rate is None else f"{row.low:.0%} to {row.high:.0%}"
-    return [row.kind, row.strength, share, interval, *([f"{row.not_run:,}" if row.not_run else ""] if lost else [])]
+    return [row.kind, row.strength, share, interval, *(f"{count:,}" if count else "" for count in lost)]
 
 
 def metrics(rows: Sequence[KindSuccess]) -> dict[str, float]:
@@ -90,9 +101,13 @@ def metrics(rows: Sequence[KindSuccess]) -> dict[str, float]:
 
 
 def facts(kinds: TaskKinds, rows: Sequence[KindSuccess], episodes: Sequence[EpisodeResult]) -> dict[str, object]:
-    """Makes an evaluation file's entries: rows, names of the tasks, and those that could not be run with why."""
+    """Makes an evaluation file's entries: rows, names, kinds, strengths of
+    tasks, and those that could not be run with why."""
     failed = {kinds.names[one.episode.start.task_id]: one.not_run for one in episodes if one.not_run}
-    return {"kinds": [asdict(row) for row in rows], "task_names": list(kinds.names), "tasks_not_run": failed}
+    return {
+        "kinds": [asdict(row) for row in rows], "task_names": list(kinds.names), "task_kinds": list(kinds.kinds),
+        "task_strengths": list(kinds.strengths), "tasks_not_run": failed,
+    }  # fmt: skip
 
 
 def named(kinds: TaskKinds, failed: Sequence[EpisodeResult]) -> str:

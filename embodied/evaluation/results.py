@@ -65,6 +65,9 @@ class WrittenEvaluation:
     protocol: Mapping[str, Any]  # name, hash and keys; empty if the file does not have them
     lengths: Mapping[int, Lengths]  # lengths by the number of the task; −1: over all tasks
     why_not_run: str  # the error of the first episode that could not be run; empty if the file does not say it
+    task_names: Sequence[str]  # names of all of the env's tasks by number, of envs whose tasks have kinds; else empty
+    task_kinds: Sequence[str]  # in the same order
+    task_strengths: Sequence[str]  # a text is empty where it is not known
 
     @property
     def drawn(self) -> str:
@@ -235,8 +238,17 @@ def _evaluation(name: str, file: Path, found: Mapping[str, Any]) -> WrittenEvalu
     texts = is_of_texts(conditions)
     lengths = {row["task_id"]: _lengths(row, texts) for row in found["tasks"]}
     return WrittenEvaluation(
-        name, file, conditions, known, env is not None, tasks, outcomes, not_run, states, protocol, lengths, why
+        name, file, conditions, known, env is not None, tasks, outcomes, not_run, states, protocol, lengths, why,
+        *(_texts(found, key, tasks) for key in ("task_names", "task_kinds", "task_strengths")),
     )  # fmt: skip
+
+
+def _texts(found: Mapping[str, Any], key: str, tasks: Mapping[int, str]) -> list[str]:
+    """Returns a text for each of the env's tasks; none if the file does not have them."""
+    texts = [str(text) for text in found.get(key, ())]
+    if texts and max(tasks) >= len(texts):
+        raise ValueError(f"'{key}' has {len(texts)} texts, and 'tasks' has task {max(tasks)}")
+    return texts
 
 
 def is_of_texts(conditions: Mapping[str, Any]) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from embodied.evaluation import comparison_text
 from embodied.evaluation.compare import ALL, Comparison, Rate, rates, same_protocol, task_names
-from embodied.evaluation.comparison_text import LETTERS, letters, of_rate, p_value, protocol_of
+from embodied.evaluation.comparison_text import LETTERS, MOST_TASKS, letters, of_rate, p_value, protocol_of
 from embodied.evaluation.pairwise import pairs
 from embodied.evaluation.results import Lengths, WrittenEvaluation
 from embodied.lib import hidden
@@ -17,8 +17,6 @@ from embodied.report import protocols as kinds
 from embodied.report.reading import Run
 
 Row = TypeVar("Row")
-MOST_TASKS = 150
-"""Tasks that a page lists."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import Any
 
 from embodied.cli import piped
 from embodied.errors import ConfigError, EmbodiedError, printed
-from embodied.evaluation import counts, counts_text
+from embodied.evaluation import compare_kinds, counts, counts_text
 from embodied.evaluation.chosen import chosen
 from embodied.evaluation.compare import Comparison, same_protocol
 from embodied.evaluation.comparison_text import (
@@ -173,6 +173,8 @@ def _show(console: Console, one: Comparison) -> None:
         console.say(f"note: {note}")
     console.say(starts(one, names))
     console.table("success", table(one, names))
+    if varied := compare_kinds.by_kind(one):
+        console.table("success by kind and strength; p is that of each row alone", compare_kinds.table(varied, names))
     for line in lines(one, names):
         console.say(line)
     for name, side in zip(names, (one.first, one.second), strict=True):
@@ -215,7 +217,9 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "conditions_that_differ": [asdict(row) for row in comparison.differing], "notes": list(comparison.notes),
         "paired": not comparison.unpaired, "unpaired_because": comparison.unpaired or None,
         "shared_starts": comparison.shared, "tasks": [asdict(row) for row in comparison.tasks],
-        "over_all": asdict(comparison.over_all), "gained": comparison.gained, "lost": comparison.lost,
+        "over_all": asdict(comparison.over_all),
+        "kinds": [compare_kinds.as_json(row) for row in compare_kinds.by_kind(comparison)],
+        "gained": comparison.gained, "lost": comparison.lost,
         "test": "fisher" if comparison.unpaired else "mcnemar", "p_value": comparison.p_value,
         "p_value_holm": comparison.adjusted, "over_tasks": {"low": low, "high": high}, "differ": comparison.differ,
         "more_starts": None if comparison.more is None else comparison.more._asdict(),

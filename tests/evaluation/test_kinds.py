@@ -6,15 +6,19 @@ import contextlib
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from varied_env import KINDS, NAMES, VariedEnv
+from varied_env import KINDS, NAMES, STRENGTHS, VariedEnv
 
 from embodied import train
 from embodied.evaluation import kinds
 from embodied.evaluation.kinds import KindsDone, KindSuccess, by_kind
 from embodied.observe.statistics import wilson
+from embodied.run.build.action_kind import ROBOT
+from embodied.run.evaluation.resume_evaluation import Unfinished
+from embodied.run.evaluation.successes import summarise
 from embodied.testing import FakeEnv
 from embodied.tools import report
 from embodied.types import Episode, EpisodeResult, Start
@@ -32,21 +36,32 @@ ENDED = [ended(0, True), ended(1, False), ended(2, True), ended(3, True), ended(
 
 def test_rows_of_kinds_strengths_and_all():
     found = VariedEnv().task_kinds()
-    rows = {(row.kind, row.strength): row for row in by_kind(found, ENDED)}
-    counts = {key: (row.successes, row.episodes, row.not_run) for key, row in rows.items()}
+    rows = {(row.kind, row.strength): row for row in by_kind(found, ENDED, ROBOT.origin)}
+    counts = {key: (row.successes, row.episodes, row.not_run, row.left_out) for key, row in rows.items()}
     assert counts == {
-        ("camera", "all"): (2, 3, 0), ("camera", "1"): (1, 2, 0), ("camera", "3"): (1, 1, 0),
-        ("layout", "all"): (0, 0, 1200), ("light", "all"): (0, 1, 0), ("light", "1"): (0, 1, 0),
-        ("noise", "all"): (1, 1, 1), ("noise", "2"): (1, 1, 0), ("all", "all"): (3, 5, 1201),
+        ("camera", "all"): (2, 3, 0, 0), ("camera", "1"): (1, 2, 0, 0), ("camera", "3"): (1, 1, 0, 0),
+        ("layout", "all"): (0, 0, 0, 1200), ("light", "all"): (0, 1, 0, 0), ("light", "1"): (0, 1, 0, 0),
+        ("noise", "all"): (1, 1, 1, 0), ("noise", "2"): (1, 1, 0, 0), ("all", "all"): (3, 5, 1, 1200),
     }  # fmt: skip
     assert next(iter(rows)) == ("camera", "all")
     assert [*rows][-1] == ("all", "all")
     assert (rows["camera", "all"].low, rows["camera", "all"].high) == wilson(2, 3)
     assert rows["layout", "all"].success_rate is None
-    assert kinds.metrics(by_kind(found, ENDED)) == {
+    assert kinds.metrics(by_kind(found, ENDED, ROBOT.origin)) == {
         "eval/kind/camera/success_rate": 2 / 3, "eval/kind/light/success_rate": 0.0,
         "eval/kind/noise/success_rate": 1.0,
     }  # fmt: skip
+
+
+def test_episodes_of_one_start_count_as_one_in_intervals():
+    found = VariedEnv().task_kinds()
+    several = [replace(one, episode=replace(one.episode, episode_id=4 * one.episode.episode_id + number))
+               for one in ENDED for number in range(4)]  # fmt: skip
+    rows = by_kind(found, several, ROBOT.origin)
+    assert (rows[-1].successes, rows[-1].episodes) == (12, 20)
+    assert (rows[-1].low, rows[-1].high) == wilson(3, 5)
+    over_all = summarise(NAMES, [one for one in several if not one.not_run])[-1]
+    assert (rows[-1].low, rows[-1].high) == (over_all.low, over_all.high)
 
 
 def test_tasks_that_could_not_be_run_are_named():
@@ -75,21 +90,52 @@ def test_rows_of_a_file_are_read_or_left():
         assert kinds.read(damaged) == []
 
 
+VARIED = (
+    "env=fake", "model=fake", "tracker=jsonl", "runner.device=cpu", "env.eval.video_cfg.save_video=false",
+    "env.train._target_=varied_env.VariedEnv", "env.eval._target_=varied_env.VariedEnv", "env.eval.total_num_envs=2",
+    "env.num_workers=2", "env.eval.success_distance=0.9", "runner.logger.log_path=run",
+)  # fmt: skip
+
+
+def evaluate(*overrides: str) -> int:
+    return train.main([*VARIED, *overrides, "--config-dir", CONFIG], "eval")
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The run's folder and what was printed."""
     folder, said = tmp_path_factory.mktemp("kinds"), io.StringIO()
     overrides = [
-        "env=fake", "model=fake", "tracker=jsonl", "runner.device=cpu", "env.eval.video_cfg.save_video=false",
-        "env.train._target_=varied_env.VariedEnv", "env.eval._target_=varied_env.VariedEnv",
-        "env.max_worker_restarts=1",
-        "env.eval.episodes_per_task=2", "env.eval.total_num_envs=2", "env.num_workers=2", "env.eval.fault=exception",
-        f"env.eval.fault_task={SPOILED}", "env.eval.success_distance=0.9", "runner.logger.log_path=run",
+        "env.max_worker_restarts=1", "env.eval.episodes_per_task=2", "env.eval.fault=exception",
+        f"env.eval.fault_task={SPOILED}",
     ]  # fmt: skip
     with contextlib.redirect_stdout(said), pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        assert train.main([*overrides, "--config-dir", CONFIG], "eval") == 0
+        assert evaluate(*overrides) == 0
     return folder / "run", said.getvalue()
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_episodes_of_another_sample_are_not_resumed(other, monkeypatch, tmp_path, capsys):
+    """A sample may have other tasks under the same numbers and instructions when a file of the benchmark has come."""
+
+    class Killed(Exception):
+        pass
+
+    class Dying(Unfinished):
+        def add(self, result: EpisodeResult, text: object = None) -> None:
+            super().add(result)
+            raise Killed
+
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr("embodied.run.evaluation.evaluator.Unfinished", Dying)
+        with pytest.raises(Killed):
+            evaluate("env.eval.episodes_per_task=1")
+    if other:
+        monkeypatch.setattr("varied_env.NAMES", (*NAMES[:-1], "light_9"))
+    assert evaluate("env.eval.episodes_per_task=1") == 0
+    assert ("were run before" in capsys.readouterr().out) is not other
 
 
 def test_a_run_says_kinds_on_the_console_and_in_its_file(made):
@@ -101,12 +147,20 @@ def test_a_run_says_kinds_on_the_console_and_in_its_file(made):
     assert (rows["camera", "all"]["successes"], rows["camera", "all"]["episodes"]) == (sum(camera), 6)
     assert rows["noise", "all"]["not_run"] == 2
     assert [*found["tasks_not_run"]] == [NAMES[SPOILED]]
-    assert found["task_names"] == list(NAMES)
+    assert found["task_names"] == found["protocol"]["keys"]["task_names"] == list(NAMES)
+    assert (found["task_kinds"], found["task_strengths"]) == ([*KINDS], [*STRENGTHS])
     assert len(found["tasks"]) == 6, "each task that was run, and all"
     assert re.search(r"success by kind and strength\n *strengths are made up", said)
+    assert re.search(r"kind +strength +success +95 % interval +episodes not run +tasks left out\n", said)
+    assert re.search(r"noise +all .*% +2 *\n", said)
     assert re.search(r"layout +all +- +- +1,200", said)
     assert f"tasks that could not be run: {NAMES[SPOILED]}" in said
     assert "kinds done" in said
+    failed = said[said.index("failures, by how far they got") :]
+    assert re.search(r"video +name\n", failed)
+    first = found["failures"][0]["start"]
+    task, state = first["task_id"], first["init_state_id"]
+    assert re.search(rf"^ *{task} +{state} .* {NAMES[task]} *$", failed, re.M)
     table = said[said.index("evaluation of ") : said.index("success by kind")]
     assert len(re.findall(r"^ +(\d+|all) ", table, re.M)) == 1, "tasks have one row together"
 

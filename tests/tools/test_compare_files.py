@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,74 @@ from comparisons import as_json, below, changed, refused, without
 
 from embodied.observe import statistics
 from embodied.tools import compare
+
+
+def test_tasks_of_equal_instructions_are_paired_by_name(write, capsys):
+    """Of two samples of variations, the position of a task says nothing."""
+
+    def named(*names: str):
+        def change(found: dict[str, Any]) -> None:
+            found["task_names"] = names
+            for row in found["tasks"]:
+                row["instruction"] = "lift it"
+
+        return change
+
+    one, other = write("one", lambda task, k: task == 0, change=named("light 1", "light 2")), "light 3"
+    swapped = write("swapped", lambda task, k: task == 1, change=named("light 2", "light 1"))
+    (found,) = as_json(capsys, one, swapped)
+    assert [(row["task"], row["difference"]) for row in found["tasks"]] == [("light 1", 0.0), ("light 2", 0.0)]
+    (found,) = as_json(capsys, one, write("half", change=named(other, "light 2")))
+    assert [row["task"] for row in found["tasks"]] == ["light 2"]
+    said = refused(capsys, one, write("others", change=named(other, "light 4")))
+    assert "no task in common: 'light 1', 'light 2' there, 'light 3', 'light 4' here" in said
+    assert "'task_names' has 1 texts" in refused(capsys, one, write("few", change=named("light 1")))
+    (found,) = as_json(capsys, one, write("old", change=lambda found: (named()(found), found.pop("task_names"))))
+    assert [row["task"] for row in found["tasks"]] == ["lift it (task 0)", "lift it (task 1)"]
+
+
+def varied(kinds: list[str], strengths: list[str]):
+    def change(found: dict[str, Any]) -> None:
+        found |= {"task_names": ["one", "two"], "task_kinds": kinds, "task_strengths": strengths}
+
+    return change
+
+
+@pytest.mark.parametrize("way", [(), ("--unpaired",)])
+def test_kinds_and_strengths_have_rows_with_tests(write, capsys, way):
+    """A strength that the first file does not know is the second's."""
+    one = write("one", lambda task, k: k < (4, 30)[task], change=varied(["camera", "noise"], ["", "2"]))
+    other = write("other", lambda task, k: k < (20, 25)[task], change=varied(["camera", "noise"], ["1", "2"]))
+    (found,) = as_json(capsys, one, other, *way)
+    rows = {(row["kind"], row["strength"]): row for row in found["kinds"]}
+    assert [*rows] == [("camera", "all"), ("camera", "1"), ("noise", "all"), ("noise", "2")]
+    for (kind, _), row in rows.items():
+        task = found["tasks"][["camera", "noise"].index(kind)]
+        assert [row[key] for key in ("first", "second", "difference", "low", "high")] == [
+            task[key] for key in ("first", "second", "difference", "low", "high")
+        ]
+    camera, noise = rows["camera", "1"], rows["noise", "all"]
+    counts = [(0, 0), (0, 0)] if way else [(16, 0), (0, 5)]
+    assert [(row["gained"], row["lost"]) for row in (camera, noise)] == counts
+    wanted = statistics.fisher(30, 40, 25, 40) if way else statistics.mcnemar(0, 5)
+    assert noise["p_value"] == pytest.approx(wanted)
+
+
+def test_of_many_tasks_kinds_are_printed_without_rows_by_task(write, capsys, monkeypatch):
+    one, other = (write(name, change=varied(["camera", "noise"], ["", ""])) for name in ("one", "other"))
+    assert compare.main([one, other]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"^ *two +40/40", said, re.M)
+    assert re.search(r"^ *noise +all +40/40.* p = 1.0000", said, re.M)
+    monkeypatch.setattr("embodied.evaluation.comparison_text.MOST_TASKS", 2)
+    assert compare.main([one, other]) == 0
+    said = capsys.readouterr().out
+    assert not re.search(r"^ *two +40/40", said, re.M)
+    assert re.search(r"^ *all tasks +80/80", said, re.M)
+    assert re.search(r"^ *noise +all +40/40", said, re.M)
+    plain = write("plain")
+    assert compare.main([plain, plain]) == 0
+    assert "by kind" not in capsys.readouterr().out
 
 
 def test_names_of_evaluations(write, capsys):

@@ -25,7 +25,7 @@ from embodied.run.build.texts import Details, Generations, generations_table, wr
 from embodied.run.evaluation import protocol, replay, successes
 from embodied.run.evaluation.answers import FileAnswers
 from embodied.run.evaluation.conditions import Conditions, asks_once, checkpoint_of, conditions, env_of
-from embodied.run.evaluation.resume_evaluation import Unfinished, identity_of_config, of_plan
+from embodied.run.evaluation.resume_evaluation import Unfinished, identity_of_config, of_plan, of_tasks
 from embodied.run.evaluation.seen import Seen, of_run, seen_line
 from embodied.run.evaluation.seen import seen as seen_starts
 from embodied.run.evaluation.videos import show_side_by_side
@@ -174,7 +174,7 @@ class EvaluationRunner:
             return Unfinished(None, "")
         return Unfinished(self._part(iteration), protocol.short_hash([
             identity_of_config(composed.resolved), of_plan(plan), protocol.described(workers.pool.facts),
-            _versions(), device.type, self._simulators.processes.size,
+            _versions(), device.type, self._simulators.processes.size, *of_tasks(self._side.spec.tasks, self._kinds),
         ]))  # fmt: skip
 
     def _fitting(self, workers: Workers | None, opened: ExitStack) -> Workers:
@@ -231,7 +231,7 @@ class EvaluationRunner:
         repeated = pass_at_k.rates(results, kind.origin, config.runner.seed)
         compared = robustness.compare(results, perturbed)
         failed = successes.failures(results) if kind.has_steps else []
-        varied = kinds.by_kind(self._kinds, unperturbed) if self._kinds else []
+        varied = kinds.by_kind(self._kinds, unperturbed, kind.origin) if self._kinds else []
         shown = rows[-1:] if varied else rows  # of thousands of tasks, the sum
         if self._simulators.processes.is_main:
             answered = self._answers.summary(results) if self._answers else {}
@@ -292,7 +292,9 @@ class EvaluationRunner:
         shown, console = successes.shown_failures(failed), self._reporter.console
         few = f" (the first {len(shown)})" if len(shown) < len(failed) else ""
         recorded = ", recorded ones first" if any(one["video"] for one in shown) else ""
-        console.table(f"failures, by how far they got{recorded}: {len(failed)}{few}", successes.failure_cells(shown))
+        names = self._kinds.names if self._kinds else ()
+        title = f"failures, by how far they got{recorded}: {len(failed)}{few}"
+        console.table(title, successes.failure_cells(shown, names))
         if commands := replay.commands(self._composed, self._folder, iteration, shown):
             console.say(
                 "\n".join(["to see one that was not recorded:", *(f"{COMMAND}{command}" for command in commands)])

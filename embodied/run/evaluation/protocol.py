@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from embodied.evaluation.kinds import kinds_of
 from embodied.evaluation.provenance import left_out_by
 from embodied.evaluation.results import MEANS
 from embodied.protocols import PreparesPictures
@@ -74,9 +75,11 @@ def protocol(
             key: prepared.get(key.removeprefix(MODEL), "not known") for key in deviating_keys(resolved, prepared)
         }
     env = {key: value for key, value in env_of(side).items() if key not in MEANS}
+    varied = kinds_of(side.env)
     keys = {
         **{key: value for key, value in asdict(under).items() if key not in NOT_HELD_TO},
         "env": env, "tasks": list(side.spec.tasks),
+        **({"task_names": list(varied.names)} if varied else {}),  # instructions do not tell variations apart
         "pictures": prepared,
         "simulator": described(facts),
     }  # fmt: skip

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from embodied.lib.whole import write_whole
+from embodied.protocols import TaskKinds
 from embodied.types import Episode, EpisodeResult
 
 KEPT = tuple(
@@ -162,3 +163,10 @@ def of_plan(plan: Sequence[Episode]) -> list[Any]:
     """Returns a plan as JSON values, for the identity of a resumable evaluation. Where a video goes is no
     part of it."""
     return [asdict(episode) | {"video": None} for episode in plan]
+
+
+def of_tasks(tasks: Sequence[str], kinds: TaskKinds | None) -> list[Any]:
+    """Returns what a plan's numbers of tasks mean, for the identity of a resumable evaluation, as the end of a list.
+    Empty of tasks without kinds: configuration and versions, which are in the identity, determine them. Which
+    variations a sample has depends on what is installed, too."""
+    return [[list(tasks), list(kinds.names)]] if kinds else []

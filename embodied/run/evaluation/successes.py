@@ -187,15 +187,20 @@ def shown_failures(failed: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any
     return sorted(failed, key=lambda failure: not failure["video"])[:SHOWN_FAILURES]
 
 
-def failure_cells(shown: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Formats the console's table of failures."""
-    head = ["task", "initial state", "seed", "progress", "steps", "video"]
+def failure_cells(shown: Sequence[Mapping[str, Any]], names: Sequence[str] = ()) -> list[list[str]]:
+    """Formats the console's table of failures.
+
+    Args:
+        names: of the env's tasks, if they have some.
+    """
+    head = ["task", "initial state", "seed", "progress", "steps", "video", *(["name"] if names else [])]
     return [
         head,
         *(
             [
                 *(str(one["start"][key]) for key in ("task_id", "init_state_id", "seed")),
                 f"{one['progress']:.2f}", str(one["steps"]), one["video"] or "",
+                *([names[one["start"]["task_id"]]] if names else []),
             ]
             for one in shown
         ),
