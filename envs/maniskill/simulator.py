@@ -56,16 +56,13 @@ class TaskSimulator:
         import torch
 
         self._torch, self._params, self._on_gpu = torch, params, device != "cpu"
-        if self._on_gpu:
-            render_backend = f"sapien_{device}"
-        drawing = render_backend.removeprefix("sapien_")
-        self._draws_on_cuda = drawing.startswith("cuda:")
+        render_backend = f"sapien_{device}" if self._on_gpu else render_backend
+        self._draws_on_cuda = (drawing := render_backend.removeprefix("sapien_")).startswith("cuda:")
         if self._draws_on_cuda:
             torch.cuda.set_device(drawing)  # ManiSkill waits for "cuda", whichever GPU draws
         _keep_renderer(render_backend)
-        self.env = make_env(
-            params, render_backend, cameras.sensor_configs(params.shader_pack), f"physx_{device}", copies
-        )
+        sensors = cameras.sensor_configs(params.shader_pack)
+        self.env = make_env(params, render_backend, sensors, f"physx_{device}", copies)
         self._cameras, self._show_goal, self._info_reward = cameras.names, show_goal, dict(info_reward)
         self._through_env = params.obs_mode != "rgb"
         self._seeds = [0] * copies  # seeds of the present episodes

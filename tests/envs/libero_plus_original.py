@@ -20,6 +20,8 @@ from libero_original import PICTURES, ROBOT, Eyes, physics
 def main(source: str, target: str) -> None:
     given = pickle.loads(Path(source).read_bytes())
     sys.modules["torch"] = stand_in_for_torch()
+    if not has_magick():
+        sys.modules |= stand_ins_for_wand()
     from liberoplus.liberoplus.benchmark import get_benchmark
 
     del sys.modules["torch"]  # SciPy asks it for its types
@@ -29,6 +31,22 @@ def main(source: str, target: str) -> None:
     played = [play(suite, eyes, numbers[name], seeds=seeds, **given["play"]) for name, seeds in tasks]
     languages = {task.name: task.language for task in suite.tasks}
     Path(target).write_bytes(pickle.dumps({"played": played, "languages": languages}))
+
+
+def has_magick() -> bool:
+    try:
+        import wand.image  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def stand_ins_for_wand() -> dict[str, types.ModuleType]:
+    """The package draws motion blur alone by ImageMagick, and imports it for all else."""
+    api, image = types.ModuleType("wand.api"), types.ModuleType("wand.image")
+    api.library = types.SimpleNamespace(MagickMotionBlurImage=types.SimpleNamespace())
+    image.Image = object
+    return {"wand": types.ModuleType("wand"), "wand.api": api, "wand.image": image}
 
 
 def stand_in_for_torch() -> types.ModuleType:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import asdict, replace
 from itertools import chain
@@ -274,13 +274,17 @@ class EvaluationRunner:
                 )
                 console.say(missing or f"picture and table: {file.with_name(name)}.png, .md, .json")
             self._reporter.table(iteration, self._called("eval/success"), *successes.table(shown, held_to.named))
-            videos = [Path(one.episode.video) for one in chain(results, *perturbed.values()) if one.episode.video]
-            for mp4 in filter(Path.is_file, videos):  # one that could not be written was said
-                self._reporter.video(iteration, self._called(f"eval/video/{mp4.stem}"), mp4)
-            if videos:
-                console.say(f"videos: {self._videos(iteration)}")
+            self._send_videos(iteration, chain(results, *perturbed.values()))
         metrics = successes.metrics(shown, results, under, kind.has_steps) | kinds.metrics(varied)
         return metrics | repeated | (robustness.metrics(compared) if compared else {})
+
+    def _send_videos(self, iteration: int, results: Iterable[EpisodeResult]) -> None:
+        """Gives videos to trackers, and says where they are."""
+        videos = [Path(result.episode.video) for result in results if result.episode.video]
+        for mp4 in filter(Path.is_file, videos):  # one that could not be written was said
+            self._reporter.video(iteration, self._called(f"eval/video/{mp4.stem}"), mp4)
+        if videos:
+            self._reporter.console.say(f"videos: {self._videos(iteration)}")
 
     def _seen(self, iteration: int) -> Seen:
         """Whether training has seen the starts."""

@@ -145,7 +145,7 @@ def footprint(
     resting = _resting(config, parts) if on_gpu else {}
     apart = _apart(parts, more, weights) if on_gpu and gathered.on_host else {}
     early = _before_first_step(optimizer_steps)
-    rests = ("act",) if config.algorithm.max_staleness else ("act", "score")
+    rests = ("act", "" if config.algorithm.max_staleness else "score")
     there = {name: _without(parts, resting if name in rests else (), name in early) for name in more}
     copied = dict.fromkeys(more, 0) if on_gpu else copies
     fullest = max(more, key=lambda name: sum((*there[name].values(), *more[name].values(), copied[name])))
