@@ -35,12 +35,6 @@ BY_RAY = ("cluster.launcher=ray", "cluster.num_nodes=2", "cluster.num_gpus_per_n
 ENDS_S = 300.0  # on a busy machine; Ray alone gives up a lost head after 60 s
 
 
-@pytest.fixture(scope="module")
-def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[lab.Lab]:
-    with lab.Lab(lab.interpreter(request), tmp_path_factory.mktemp("lab")) as made:
-        yield made
-
-
 @pytest.fixture
 def nodes(cluster: lab.Lab) -> lab.Lab:
     """Two nodes, a (the head) and b, whatever became of them before."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import lab
 import pytest
@@ -18,12 +17,6 @@ pytestmark = pytest.mark.slow
 THREE = (*RUN, "env.train.total_num_envs=12", "env.eval.total_num_envs=12", "algorithm.group_size=2")
 TELLS = ("env.train._target_=hosted_env.WritesItsDevice", "env.eval._target_=hosted_env.WritesItsDevice")
 BY_RAY = ("cluster.launcher=ray", "cluster.num_nodes=2")
-
-
-@pytest.fixture(scope="module")
-def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[lab.Lab]:
-    with lab.Lab(lab.interpreter(request), tmp_path_factory.mktemp("lab")) as made:
-        yield made
 
 
 @pytest.fixture

@@ -68,7 +68,9 @@ def test_it_waits_until_the_measurement_is_sure():
     assert advised(found, 0.05, 0.2) == []
     (text,) = advised(found, 0.01, 0.04)
     assert "711 to more than 1024 would give 1" in text, "they may be enough"
-    assert "algorithm.rollout_epoch=64 " in text
+    assert "For 711 or a few more: algorithm.rollout_epoch=45 " in text, (
+        "more than the fewest is not known to be needed"
+    )
     assert "algorithm.calculate_noise_scale" in MAY_CHANGE
 
 

@@ -144,8 +144,7 @@ def footprint(
     copies = {name: found.pop("copy of what is saved", 0) for name, found in more.items()}
     resting = _resting(config, parts) if on_gpu else {}
     apart = _apart(parts, more, weights) if on_gpu and gathered.on_host else {}
-    early = _before_first_step(optimizer_steps)
-    rests = ("act", "" if config.algorithm.max_staleness else "score")
+    early, rests = _before_first_step(optimizer_steps), _moments_of_rest(config)
     there = {name: _without(parts, resting if name in rests else (), name in early) for name in more}
     copied = dict.fromkeys(more, 0) if on_gpu else copies
     fullest = max(more, key=lambda name: sum((*there[name].values(), *more[name].values(), copied[name])))
@@ -159,7 +158,7 @@ def footprint(
     host |= {"copy of what is saved": max(copies.values()) if on_gpu else copies[fullest], "allocator": allocator}
     device = {**there[fullest], **more[fullest], **({"CUDA": CONTEXT} if on_gpu else {})}
     pools = tuple(memories_of(config, sides, processes)) if acts else ()
-    not_counted = {
+    lacks = {
         "adapters and their optimizer state": weights.trained is None,
         "slab": slab is None,
         "activations": passes is None or (learns and not passes.update),
@@ -168,7 +167,7 @@ def footprint(
         "what CUDA keeps of its graphs beside tensors": on_gpu and passes is not None and passes.graphs > 0,
         "simulators": UNKNOWN in (pool.says for pool in pools),
     }
-    return Footprint(fullest, device, host, pools, tuple(name for name, lacks in not_counted.items() if lacks))
+    return Footprint(fullest, device, host, pools, tuple(filter(lacks.get, lacks)))
 
 
 def _ahead(config: schema.Config, weights: Weights, received: int) -> dict[str, int]:
@@ -211,6 +210,11 @@ def _resting(config: schema.Config, parts: Mapping[str, int]) -> dict[str, int]:
     wanted = {"optimizer": config.actor.offload_optimizer, "reference": config.actor.offload_reference}
     wanted |= dict.fromkeys(OF_POLICY, weights_rest(config))
     return {part: parts[part] for part, on in wanted.items() if on and parts.get(part)}
+
+
+def _moments_of_rest(config: schema.Config) -> tuple[str, ...]:
+    """Moments in which parts wait in host memory. With a lag a reward model scores beside an update."""
+    return ("act",) if config.algorithm.max_staleness else ("act", "score")
 
 
 def weights_rest(config: schema.Config) -> bool:
@@ -280,8 +284,7 @@ def _add_engine(more: dict[str, dict[str, int]], engine: int | None, sleeps: boo
 def _add_reward_model(
     parts: dict[str, int], more: dict[str, dict[str, int]], judge: RewardMemory, on_gpu: bool
 ) -> None:
-    """Adds a reward model: what is always there, and the moment in which it scores, after the policy has acted; with a
-    lag beside an update, and beside later rollouts."""
+    """Adds a reward model, and the moment in which it scores: after the policy has acted, with a lag in an update."""
     lags = "a call of the policy beside it" in more.get("update", {})
     more["score"] = {**more["update"]} if lags else {k: size for k, size in more["act"].items() if k != "activations"}
     more["score"]["gathered weights of the reward model"] = judge.gathered

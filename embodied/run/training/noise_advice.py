@@ -21,7 +21,7 @@ SURELY_BELOW = 1.0
 """Signal-to-noise below which it must be even if it is two standard errors larger than measured."""
 
 MOST = 16
-"""Times as many episodes are advised at most."""
+"""Times as many episodes are advised at most. Where the measured signal asks for more, the fewest that may do are."""
 
 
 class NoiseAdvice:
@@ -52,7 +52,7 @@ class NoiseAdvice:
                 "env.train.reward_mode=dense give more signal"
             )
         most = f"{episodes / low:.0f}" if low * MOST > 1 else f"more than {episodes * MOST}"
-        wanted = episodes * min(1 / signal if signal else MOST, MOST)
+        wanted = episodes / (signal if signal * MOST >= 1 else high)
         told = " ".join(f"{key}={value}" for key, value in more_episodes(self._config, self._processes, wanted).items())
         return f"{begin}; {episodes / high:.0f} to {most} would give 1. For {wanted:.0f} or a few more: {told}"
 

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import random
 import re
 import signal
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
+from lagged import Watched, before
 from logged import rows_of
 from seeded_runs import tensors
 
 from embodied import train
 from embodied.errors import ConfigError
-from embodied.learn.trainer import Trainer
-from embodied.run.evaluation.evaluator import EvaluationRunner
 from embodied.run.memory.footprint import sets_that_act
 from embodied.runtime.rollout.flowing import Flowing
 from embodied.schema.compose.compose import compose
@@ -54,46 +49,12 @@ def outcome(name: str = "run") -> tuple[list[dict[str, float]], dict[str, bytes]
     return rows_of(folder), {key: value.numpy().tobytes() for key, value in tensors(folder).items()}
 
 
-def before(patch: pytest.MonkeyPatch, owner: Any, name: str, look: Callable[..., object]) -> None:
-    """Calls ``look`` before each call of ``owner.name``, with its arguments."""
-    original = getattr(owner, name)
-
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        look(*args)
-        return original(*args, **kwargs)
-
-    patch.setattr(owner, name, watched)
-
-
 @pytest.mark.parametrize("lag", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_rollouts_have_the_weights_of_so_many_iterations_before_and_each_episode_is_trained_on_once(monkeypatch, lag):
-    policies, versions, episodes, gaps, present = [], [], [], [], []  # type: Any, Any, Any, Any, Any
-    trainers: list[Trainer] = []
-
-    def look(trainer: Trainer, arrays: Any, results: Any, *_: Any) -> None:
-        trainers.append(trainer)
-        policies.append(copy.deepcopy(trainer.policy))
-        rows = np.concatenate([result.rows for result in results])
-        versions.append(set(arrays["version"][rows].tolist()))
-        episodes.extend(result.episode.episode_id for result in results)
-        records = trainer._own(arrays, results).gather(rows)
-        with torch.no_grad():
-            found = [policy.evaluate(records, trainer.sampling).logprobs for policy in policies]
-        gaps.append([float((one - records["logprobs"].reshape(one.shape)).abs().max()) for one in found])
-
-    def evaluates(evaluator: EvaluationRunner, *_: Any) -> None:
-        acts = dict(evaluator._simulators.model.policy.named_parameters())
-        present.append(all(torch.equal(p, acts[name]) for name, p in trainers[-1].policy.named_parameters()))
-
-    before(monkeypatch, Trainer, "update", look)
-    before(monkeypatch, EvaluationRunner, "evaluate", evaluates)
+    watched = Watched(monkeypatch, lambda policy, records, sampling: policy.evaluate(records, sampling).logprobs)
     assert run("runner.val_check_interval=2", lag=lag) == 0
-    acted = [max(0, iteration - lag) for iteration in range(ITERATIONS)]
-    assert versions == [{version} for version in acted], "one optimizer step an iteration"
-    assert [int(np.argmin(found)) for found in gaps] == acted
-    assert max(found[version] for found, version in zip(gaps, acted, strict=True)) < 1e-5
-    assert sorted(episodes) == [*range(EPISODES * ITERATIONS)]
-    assert present == [True] * 3
+    acted = watched.check(lag, ITERATIONS, EPISODES * ITERATIONS)
+    assert watched.present == [True] * 3
     assert [row["train/staleness_max"] for row in rows_of("runs/run")] == [
         iteration - version for iteration, version in enumerate(acted)
     ]

@@ -3,7 +3,6 @@ slots flow over the borders of iterations."""
 
 from __future__ import annotations
 
-import copy
 import os
 import random
 import re
@@ -13,17 +12,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import warm
+from lagged import Watched, before
 from logged import rows_of
-from test_fixed_lag_run import CONFIG, before, in_tmp_path, outcome  # noqa: F401 (a fixture)
+from test_fixed_lag_run import CONFIG, in_tmp_path, outcome  # noqa: F401 (a fixture)
 
 from embodied import train
-from embodied.learn.trainer import Trainer
 from embodied.run.build import simulators
-from embodied.run.evaluation.evaluator import EvaluationRunner
 from embodied.runtime.policy.decoder import Decoder
 from embodied.runtime.rollout.flowing import Flowing
 from embodied.testing import FakeTextPolicy
@@ -58,8 +55,7 @@ def run(*keys: str, lag: int = 2, name: str = "run") -> int:
 
 def logprobs(policy: Any, records: Any, sampling: Any) -> torch.Tensor:
     """Log-probs of the tokens that count; behind the end of a text they are 0."""
-    with torch.no_grad():
-        found = policy.evaluate(records, sampling).logprobs
+    found = policy.evaluate(records, sampling).logprobs
     there = torch.arange(found.shape[-1]) < records["length"].reshape(-1, 1)
     return torch.where(there, found, 0.0)
 
@@ -74,34 +70,11 @@ def logprobs(policy: Any, records: Any, sampling: Any) -> torch.Tensor:
     ],
 )
 def test_a_text_has_the_weights_of_its_rollout_and_is_trained_on_once(monkeypatch, keys, lag):
-    policies, versions, episodes, gaps, present = [], [], [], [], []  # type: Any, Any, Any, Any, Any
-    trainers: list[Trainer] = []
-
-    def look(trainer: Trainer, arrays: Any, results: Any, *_: Any) -> None:
-        trainers.append(trainer)
-        policies.append(copy.deepcopy(trainer.policy))
-        rows = np.concatenate([result.rows for result in results])
-        versions.append(set(arrays["version"][rows].tolist()))
-        episodes.extend(result.episode.episode_id for result in results)
-        records = trainer._own(arrays, results).gather(rows)
-        found = [logprobs(policy, records, trainer.sampling) for policy in policies]
-        gaps.append([float((one - records["logprobs"]).abs().max()) for one in found])
-
-    def evaluates(evaluator: EvaluationRunner, *_: Any) -> None:
-        acts = dict(evaluator._simulators.model.policy.named_parameters())
-        if trainers:
-            present.append(all(torch.equal(p, acts[name]) for name, p in trainers[-1].policy.named_parameters()))
-
-    before(monkeypatch, Trainer, "update", look)
-    before(monkeypatch, EvaluationRunner, "evaluate", evaluates)
+    watched = Watched(monkeypatch, logprobs)
     assert run(*keys, lag=lag) == 0
-    acted = [max(0, iteration - lag) for iteration in range(ITERATIONS)]
-    assert versions == [{version} for version in acted], "one optimizer step an iteration"
-    assert [int(np.argmin(found)) for found in gaps] == acted
     near = 1e-5 if "actor.model.precision=bf16" not in keys else 0.05
-    assert max(found[version] for found, version in zip(gaps, acted, strict=True)) < near
-    assert sorted(episodes) == [*range(EPISODES * ITERATIONS)]
-    assert present == [True] * 3
+    acted = watched.check(lag, ITERATIONS, EPISODES * ITERATIONS, near)
+    assert watched.present == [True] * 3
     rows = [row for row in rows_of("runs/run") if row["step"]]
     assert [row["train/staleness_max"] for row in rows] == [i - version for i, version in enumerate(acted)]
     assert [row["rollout/records"] for row in rows] == [EPISODES * (TURNS if keys is FAKE else 1)] * ITERATIONS
