@@ -23,8 +23,9 @@ class AnswersLater(Protocol):
     """
 
     def ask(
-        self, number: int, obs: Mapping[str, np.ndarray], instruction: str, noise: np.ndarray, sampling: Sampling
-    ) -> None:
+        self, number: int, obs: Mapping[str, np.ndarray], instruction: str, noise: np.ndarray, sampling: Sampling,
+        place: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
         """Asks for the decision on one observation, and returns at once.
 
         Args:
@@ -32,6 +33,7 @@ class AnswersLater(Protocol):
             obs: fields of ``EnvSpec.obs``, without the batch axis. The arrays may change after this returns.
             noise: float32 [*spec.noise.shape], the only source of randomness.
             sampling: as in :meth:`embodied.protocols.Policy.act`.
+            place: id of the episode and index of the decision in it, for servers that must be told; None: not known.
         """
         ...
 

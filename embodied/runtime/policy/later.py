@@ -9,7 +9,7 @@ Nothing waits for a batch: who is asked forms batches if it takes any.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -59,6 +59,8 @@ class Later(PolicyPort):
         self._before_act, self._shown = before_act, False
         self._draw = Draw(Sampling(), 0, Stream.TRAIN_NOISE)
         self._busy: dict[int, Request] = {}  # number of a question → the request that it answers
+        self._valued: dict[int, Request] = {}  # the same of values alone
+        self._answered: list[Request] = []  # answered while values were waited for, or in this poll
 
     def begin(self, draw: Draw) -> None:
         self._forget()
@@ -82,28 +84,30 @@ class Later(PolicyPort):
         arrays, fields = self._slab.arrays, instructions.fields_of(self._env)
         texts = instructions.of_rows(self._env, arrays, [request.row for request in requests])
         for request, text, noise in zip(requests, texts, drawn, strict=True):
-            number = next(_numbers)
+            number, place = next(_numbers), (request.episode_id, request.t)
             self._busy[number] = request
             obs = {name: arrays[name][request.row] for name in fields}
-            self._asked.ask(number, obs, text, noise, self._draw.sampling)
+            self._asked.ask(number, obs, text, noise, self._draw.sampling, place)
 
     def poll(self) -> list[Request]:
-        return self._take(WAIT_S) if self._busy else []
-
-    def _take(self, timeout_s: float, only: str | None = None) -> list[Request]:
-        """Write the decisions that are there into their rows, all fields or one; returns what they answer."""
-        answered = []
-        for number, decision in self._asked.answers(timeout_s):
-            request = self._busy.pop(number, None)
-            if request is not None:
-                self._write(request.row, decision, only)
-                answered.append(request)
+        if self._busy:
+            self._take(0.0 if self._answered else WAIT_S)
+        answered, self._answered = self._answered, []
         return answered
 
-    def _write(self, row: int, decision: Mapping[str, np.ndarray], only: str | None) -> None:
+    def _take(self, timeout_s: float) -> None:
+        """Write the decisions that are there into their rows."""
         declared = self._policy.spec.decision
-        for name in declared if only is None else (only,):
-            got, wanted = decision.get(name), declared[name]
+        for number, decision in self._asked.answers(timeout_s):
+            if (request := self._busy.pop(number, None)) is not None:
+                self._write(request.row, decision, declared)
+                self._answered.append(request)
+            elif (request := self._valued.pop(number, None)) is not None:
+                self._write(request.row, decision, ["value"])
+
+    def _write(self, row: int, decision: Mapping[str, np.ndarray], names: Iterable[str]) -> None:
+        for name in names:
+            got, wanted = decision.get(name), self._policy.spec.decision[name]
             if got is None or got.shape != wanted.shape or got.dtype != wanted.dtype:
                 shown = "nothing" if got is None else f"{got.dtype} {got.shape}"
                 raise SpecMismatchError(
@@ -117,16 +121,20 @@ class Later(PolicyPort):
         for number in [number for number, request in self._busy.items() if request.slot == slot]:
             del self._busy[number]
             self._asked.forget(number)
+        self._answered = [request for request in self._answered if request.slot != slot]
 
     @property
     def pending(self) -> int:
-        return len(self._busy)
+        return len(self._busy) + len(self._answered)
 
     def value(self, requests: Sequence[Request]) -> None:
-        if requests:
-            self._ask(requests, np.zeros((len(requests), *self._policy.spec.noise.shape), np.float32))
-        while self._busy:
-            self._take(PATIENCE_S, only="value")
+        if not requests:
+            return
+        before, self._busy = self._busy, {}
+        self._ask(requests, np.zeros((len(requests), *self._policy.spec.noise.shape), np.float32))
+        self._valued, self._busy = self._busy, before
+        while self._valued:
+            self._take(PATIENCE_S)
 
     def end(self, whole: bool = True) -> None:
         self._forget()
@@ -134,6 +142,6 @@ class Later(PolicyPort):
             self._asked.check()
 
     def _forget(self) -> None:
-        for number in self._busy:
+        for number in (*self._busy, *self._valued):
             self._asked.forget(number)
-        self._busy = {}
+        self._busy, self._valued, self._answered = {}, {}, []
