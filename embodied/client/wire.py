@@ -18,7 +18,7 @@ metadata
     The server's first frame. ``server`` ("embodied"), ``protocol`` (1), ``version``, ``action_shape`` [K, A],
     ``num_action_chunks`` (K), ``action`` {kind, low, high}, ``control_hz``, ``cameras`` (names), ``observation``
     {field: {shape, dtype}}, ``keys`` {key of a request: the field or camera that it fills}, ``greedy`` (unless a
-    request says otherwise), ``continues`` (true if it goes on from ``embodied/left_over``; a server that does not say
+    request says otherwise), ``greedy_noise`` (true if greedy actions differ from session to session), ``continues`` (true if it goes on from ``embodied/left_over``; a server that does not say
     it may refuse this key), ``max_batch``, ``model`` (facts), ``limits`` {max_bytes, …}.
 request
     ``prompt`` (str) and the fields of ``observation``. Pictures: ``images`` uint8 [C, H, W, 3], or ``images`` as a list

@@ -66,6 +66,7 @@ class Told:
     observation: Mapping[str, tuple[tuple[int, ...], str]] | None = None  # field → shape, dtype; then the fields of a
     # request are those of the env, and no mapping is needed
     draws: bool = False  # a request may ask for greedy actions, and for those of a session
+    greedy_noise: bool = False  # its greedy actions differ from session to session
     repeatable: bool | None = None  # equal questions get equal answers; None: it is found out
     max_batch: int = 1  # questions that one ``infer`` takes
 
