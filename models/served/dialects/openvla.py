@@ -1,6 +1,7 @@
 """OpenVLA's REST protocol: ``POST /act`` with arrays in JSON, as the servers of OpenVLA, OpenVLA-OFT and ours take it.
 
-OpenVLA answers with one action [A], OpenVLA-OFT with a list of H actions. Both say failures with status 200 and the
+A connection is kept open where the server does so; a server that ends each after an answer is compared with the one
+before when a rollout begins and ends, and not in between. OpenVLA answers with one action [A], OpenVLA-OFT with a list of H actions. Both say failures with status 200 and the
 text "error"; ours with a status of 400 or more. Nothing is told before the first answer.
 """
 
@@ -89,8 +90,8 @@ class OpenVLALine:
     def _one(self, question: Question, deadline: float) -> np.ndarray:
         body = json.dumps({key: as_json(value) for key, value in question.fields.items()}).encode()
         try:
-            if self._http.sock is None:
-                raise Gone("the server has closed the connection")
+            if self._http.sock is None:  # this server closes it after each answer
+                self.open(deadline)
             self._http.sock.settimeout(max(0.001, deadline - time.monotonic()))
             self._http.request("POST", self._path, body, self._headers)
             reply = self._http.getresponse()
