@@ -171,8 +171,7 @@ def test_a_decision_that_breaks_its_spec_is_named(shared_rig, monkeypatch):
     monkeypatch.setattr(policy, "answers", lambda wait: [(number, {**one, **broken}) for number, one in answers(wait)])
     port = opened(rig, policy, [Request(0, 0, 0, 0)])
     with pytest.raises(SpecMismatchError, match=r"gave float32 \(3, 7\) for 'actions'"):
-        for _ in range(80):
-            port.poll()
+        [port.poll() for _ in range(80)]
 
 
 def test_a_rollout_whose_policy_was_another_does_not_count(shared_rig):
