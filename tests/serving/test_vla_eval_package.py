@@ -54,7 +54,9 @@ def test_its_command_measures_a_policy_in_a_benchmark(python: Path, tmp_path: Pa
         done, file = run(python, tmp_path, f"ws://embodied:{TOKEN}@{served.address}/vla-eval")
         assert done.returncode == 0, done.stderr
         assert served.metric("requests_total", {"protocol": "vla_eval"}) == 2 * 2 * 6
-        assert served.metric("batch_size_sum") == 2 * 2 * 2 + sum((1, 2, 4, 8)), "two chunks an episode, and the warm-up"
+        assert served.metric("batch_size_sum") == 2 * 2 * 2 + sum((1, 2, 4, 8)), (
+            "two chunks an episode, and the warm-up"
+        )
     episodes = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     assert [(one["task"], one["episode"]) for one in episodes] == [(task, n) for task in ENV.tasks[:2] for n in (0, 1)]
     for one in episodes:

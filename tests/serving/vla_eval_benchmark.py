@@ -1,5 +1,5 @@
-"""A benchmark of vla-eval, without a simulator: a line of numbers that actions add up on. Imported by vla-eval's own command
-in an environment of its own, in which nothing of ``embodied`` can be imported."""
+"""A benchmark of vla-eval, without a simulator: a line of numbers that actions add up on. Imported by vla-eval's own
+command in an environment of its own, in which nothing of ``embodied`` can be imported."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Line(StepBenchmark):
     def make_obs(self, raw_obs: Any, task: dict[str, Any]) -> dict[str, Any]:
         seen = pictures(self._episode, self._step)
         names = ["agentview", "wrist"][: self._sends if self._wrist else 1]
-        obs = {"images": dict(zip(names, seen)), "task_description": task["name"]}
+        obs = {"images": dict(zip(names, seen, strict=False)), "task_description": task["name"]}
         return {**obs, "states": self._at.copy()} if self._state else obs
 
     def get_step_result(self, step_result: StepResult) -> dict[str, Any]:

@@ -135,9 +135,10 @@ class Reader:
             if (filled := self.keys.get(key)) is None:
                 continue
             if filled in came:
+                other = key if key != filled else came[filled]  # --map of a field's own name chooses nothing
                 raise RequestError(
                     f"'{came[filled]}' and '{key}' both give '{filled}'",
-                    f"say which one: start the server with --map {key}={filled}",
+                    f"let the benchmark send one of them, or take '{other}': --map {other}={filled}",
                 )
             came[filled] = key
         for name in self._needed:
