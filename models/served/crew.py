@@ -37,6 +37,31 @@ class Patience:
     away_s: float  # until a server answers again that was lost
 
 
+class _Held:
+    """A connection that is made when it is needed, and again after it was lost."""
+
+    def __init__(self, make: Callable[[], Line]) -> None:
+        self._make = make
+        self._line: Line | None = None
+
+    @property
+    def max_batch(self) -> int:
+        """Questions that may be asked at once."""
+        return 1 if self._line is None else self._line.told.max_batch
+
+    def line(self) -> Line:
+        """Returns the connection, which stands."""
+        if self._line is None:
+            self._line = self._make()
+        return self._line
+
+    def lose(self) -> None:
+        """Closes it."""
+        if self._line is not None:
+            self._line.close()
+        self._line = None
+
+
 class Crew:
     """Asks a policy server over several connections.
 
@@ -58,7 +83,7 @@ class Crew:
         self._threads: list[threading.Thread] = []
         self._idle, self._ended = 0, False
         self._answers: SimpleQueue[tuple[Sequence[int], Sequence[np.ndarray] | Exception]] = SimpleQueue()
-        self._own: Line | None = None  # that of ``direct``
+        self._own = _Held(self._opened)  # that of ``direct``
         self.connections = 0  # made so far
 
     def __deepcopy__(self, memo: object) -> Crew:
@@ -74,19 +99,8 @@ class Crew:
             ServerLostError: no server answers there in time.
             EmbodiedError: what ``use`` and the comparison raise.
         """
-
-        def act() -> T:
-            if self._own is None:
-                self._own = self._opened(first=not self.connections)
-            return use(self._own)
-
-        def lose() -> None:
-            if self._own is not None:
-                self._own.close()
-            self._own = None
-
         limit = self._patience.away_s if self.connections else self._patience.first_s
-        return self._persist(act, lose, limit, lambda: True)
+        return self._persist(lambda: use(self._own.line()), self._own.lose, limit, lambda: True)
 
     def put(self, number: int, question: Question) -> None:
         """Queues a question."""
@@ -136,36 +150,26 @@ class Crew:
         with self._lock:
             self._ended = True
             self._lock.notify_all()
-        if self._own is not None:
-            self._own.close()
+        self._own.lose()
 
     # -- in the threads ----------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        line: Line | None = None
-        while batch := self._next(1 if line is None else line.told.max_batch):
+        held = _Held(self._opened)
+        while batch := self._next(held.max_batch):
             numbers, questions = [number for number, _ in batch], [question for _, question in batch]
-            held: list[Line | None] = [line]
-
-            def act(held: list[Line | None] = held, questions: Sequence[Question] = questions) -> list[np.ndarray]:
-                if held[0] is None:
-                    held[0] = self._opened()
-                return held[0].infer(questions, time.monotonic() + self._address.timeout_s)
-
-            def lose(held: list[Line | None] = held) -> None:
-                if held[0] is not None:
-                    held[0].close()
-                held[0] = None
-
             try:
-                answers = self._persist(act, lose, self._patience.away_s, lambda n=numbers: self._is_wanted(n))
-                self._answers.put((numbers, answers))
-            except Exception as error:
-                lose()
+                self._answers.put((numbers, self._ask(held, numbers, questions)))
+            except Exception as error:  # noqa: BLE001 (the thread that asked raises it)
+                held.lose()
                 self._answers.put((numbers, error))
-            line = held[0]
-        if line is not None:
-            line.close()
+        held.lose()
+
+    def _ask(self, held: _Held, numbers: Sequence[int], questions: Sequence[Question]) -> list[np.ndarray]:
+        def act() -> list[np.ndarray]:
+            return held.line().infer(questions, time.monotonic() + self._address.timeout_s)
+
+        return self._persist(act, held.lose, self._patience.away_s, lambda: self._is_wanted(numbers))
 
     def _next(self, most: int) -> list[tuple[int, Question]]:
         """Waits for questions; returns up to ``most``, none at the end."""
@@ -180,16 +184,16 @@ class Crew:
         with self._lock:
             return not self._ended and any(number in self._asked for number in numbers)
 
-    def _opened(self, first: bool = False) -> Line:
-        """Connects. What answers there is compared with what answered before, unless it is the ``first``."""
+    def _opened(self) -> Line:
+        """Connects. What answers there is compared with what answered before, unless it is the first."""
         line = self._connect(self._address, time.monotonic() + min(CONNECTS_S, self._address.timeout_s))
-        self.connections += 1
-        if not first:
-            try:
+        try:
+            if self.connections:
                 self._verify(line)
-            except BaseException:
-                line.close()
-                raise
+        except BaseException:
+            line.close()
+            raise
+        self.connections += 1
         return line
 
     def _persist(self, act: Callable[[], T], lose: Callable[[], None], limit_s: float, wanted: Callable[[], bool]) -> T:

@@ -55,7 +55,8 @@ class ServedPolicy(nn.Module):
         self._env: EnvSpec | None = None
         self._fills: Mapping[str, Fill] | None = None  # None: the fields of the env are those of the request
         self._print: Fingerprint | None = None
-        self._expected: Fingerprint | None = None  # of a checkpoint
+        # what belongs to each env that it was bound to
+        self._known: list[tuple[EnvSpec, Mapping[str, Fill] | None, Fingerprint, PolicySpec]] = []
         self._numbers = itertools.count(-1, -1)  # of ``act``; other callers count from 0
         self._others: list[tuple[int, np.ndarray]] = []  # answers that came while ``act`` waited for its own
         self._spec: PolicySpec | None = None
@@ -81,9 +82,15 @@ class ServedPolicy(nn.Module):
         """
         if self._env == env:
             return
+        for bound in self._known:
+            if bound[0] == env:
+                self._env, self._fills, self._print, self._spec = bound
+                return
         check_told(self.told, env, self.mapping, self.address.url)
+        if self._known:
+            self.check()  # what answers about the first env is what will answer about this one
         self._fills = None if self.mapping is None else self.mapping.fills(env)
-        self._env, self._spec = env, None
+        self._env, self._print, self._spec = env, None, None
         first, second = (self._crew.direct(self._asked_now) for _ in range(2))
         repeatable = alike(first, second)
         chunk = self._chunk or first.shape[1]
@@ -95,6 +102,7 @@ class ServedPolicy(nn.Module):
             chunk, {"actions": env.action.field(chunk), "logprobs": ArraySpec((1,), "float32")}, Elements((1,)),
             Noise((NOISE,), greedy=NOISE if noisy else 0), entropy=False, distribution=False, sampling=(),
         )  # fmt: skip
+        self._known.append((env, self._fills, self._print, self._spec))
 
     def _asked_now(self, line: Line) -> np.ndarray:
         """The server's answers to the fixed observations, over one connection: [COUNT, H, …]."""
@@ -139,9 +147,8 @@ class ServedPolicy(nn.Module):
         if self.repeatable:
             return ()
         return (
-            f"{self.address.url} draws its actions itself: it answers equal observations differently. This evaluation is "
-            "not repeatable, and whether the server's weights were changed meanwhile is seen in what it says of itself "
-            "alone",
+            f"{self.address.url} draws its actions itself: it answers equal observations differently. So numbers "
+            "are not repeatable, and other weights behind it are noticed only if it says something else of itself",
         )
 
     @property
@@ -230,7 +237,7 @@ class ServedPolicy(nn.Module):
 
     def extra_state(self) -> Mapping[str, str]:
         """See :meth:`embodied.protocols.HasExtraState.extra_state`: what the server answered first."""
-        return {} if self._print is None else {"served": self._print.as_text()}
+        return {"served": self._known[0][2].as_text()} if self._known else {}
 
     def load_extra_state(self, found: Mapping[str, str]) -> None:
         """See :meth:`embodied.protocols.HasExtraState.load_extra_state`.
@@ -238,10 +245,8 @@ class ServedPolicy(nn.Module):
         Raises:
             PolicyChangedError: another policy answers than that of the checkpoint.
         """
-        if "served" in found and self._print is not None:
-            before = Fingerprint.from_text(found["served"])
-            before.check(self._print, self.address.url)
-            self._print = before
+        if "served" in found and self._known:
+            Fingerprint.from_text(found["served"]).check(self._known[0][2], self.address.url)
 
     def weights(self) -> Mapping[str, str]:
         """See :meth:`embodied.protocols.NamesWeights.weights`."""

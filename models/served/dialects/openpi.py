@@ -1,4 +1,4 @@
-"""openpi's websocket protocol, and that of our own server (:mod:`embodied.client.wire`), through ``embodied.client``."""
+"""openpi's websocket protocol, and that of our own server, through ``embodied.client``."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class OpenpiLine:
         self._asked += 1
         own = {wire.REQUEST_ID: self._asked} if self.told.draws else {}
         if self.told.draws:
-            own |= {wire.GREEDY: question.greedy, wire.SESSION: question.session}
+            drawn = wire.DRAW if self.told.facts.get("draw") else wire.SESSION  # of older servers the second best
+            own |= {wire.GREEDY: question.greedy, drawn: question.session}
         try:
             self._connection.send(wire.pack({**question.fields, **own}))
             reply = read_reply(self._connection.receive(deadline))
@@ -83,9 +84,9 @@ def told(facts: Mapping[str, Any]) -> Told:
     try:
         action = facts["action"]
         chunk, dim = (int(size) for size in facts["action_shape"])
-        bounds = {name: tuple(map(float, action[name])) for name in ("low", "high") if name in action}
+        low, high = (tuple(map(float, action[name])) if name in action else None for name in ("low", "high"))
         return Told(
-            facts, chunk, dim, **bounds,
+            facts, chunk, dim, low, high,
             num_actions=int(action["num_actions"]) if "num_actions" in action else None,
             control_hz=float(facts["control_hz"]), cameras=tuple(map(str, facts["cameras"])),
             observation={
@@ -106,7 +107,9 @@ def _refused(address: Address, error: ServerRefusedError) -> EmbodiedError:
     cause = error.__cause__
     if isinstance(cause, ssl.SSLCertVerificationError):
         if cause.verify_code in NAMES_MISMATCH:
-            remedy = "give the name for which the certificate was made in actor.model.url, or have one made for this name"
+            remedy = (
+                "give the name for which the certificate was made in actor.model.url, or have one made for this name"
+            )
         else:
             remedy = "set actor.model.ca_file to the certificates (PEM) of the authority that signed it"
         return ServerRefusedError(error.message, remedy)

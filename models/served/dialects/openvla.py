@@ -1,8 +1,10 @@
 """OpenVLA's REST protocol: ``POST /act`` with arrays in JSON, as the servers of OpenVLA, OpenVLA-OFT and ours take it.
 
-A connection is kept open where the server does so; a server that ends each after an answer is compared with the one
-before when a rollout begins and ends, and not in between. OpenVLA answers with one action [A], OpenVLA-OFT with a list of H actions. Both say failures with status 200 and the
+OpenVLA answers with one action [A], OpenVLA-OFT with a list of H actions. Both say failures with status 200 and the
 text "error"; ours with a status of 400 or more. Nothing is told before the first answer.
+
+A connection is kept open where the server does so. One that the server ends after each answer is made again without a
+comparison: what answers is then compared when a rollout begins and ends, and not in between.
 """
 
 from __future__ import annotations
@@ -168,5 +170,7 @@ def actions_of(value: Any, shown: str) -> np.ndarray:
 
 
 def _array(row: Mapping[str, Any]) -> np.ndarray:
-    data = base64.b64decode(row.get(ARRAY) or "", validate=True)
+    if ARRAY not in row:
+        raise ValueError(f"a map without {ARRAY}")
+    data = base64.b64decode(row[ARRAY], validate=True)
     return read_array(row.get("dtype"), row.get("shape"), data, LIMITS)
