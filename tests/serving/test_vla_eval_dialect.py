@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from embodied.models.served.dialects import Address, Gone, Question
+from embodied.models.served.dialects.vla_eval import actions_of, connect
 from environments import python_with
 from serving_rig import ENV, ask, observation, serving
 
 from embodied.errors import ServerRefusedError, WireError
-from embodied.models.served.dialects import Address, Gone, Question
-from embodied.models.served.dialects.vla_eval import actions_of, connect
 from embodied.testing import FakePolicy
 
 SEEN = replace(ENV, cameras=("front", "robot0_eye_in_hand"))

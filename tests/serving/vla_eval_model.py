@@ -1,5 +1,5 @@
-"""A model server of vla-eval, run by the Python of an environment of its own. Its actions are sums of what it sees, so that
-a test can compute them; it gives them one by one, from chunks of three.
+"""A model server of vla-eval, run by the Python of an environment of its own. Its actions are sums of what it sees, so
+that a test can compute them; it gives them one by one, from chunks of three.
 
     python vla_eval_model.py PORT
 """
