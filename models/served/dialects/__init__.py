@@ -18,7 +18,7 @@ import numpy as np
 
 from embodied.errors import ConfigError, did_you_mean
 
-DIALECTS = {"openpi": ("ws", "wss"), "openvla": ("http", "https")}
+DIALECTS = {"openpi": ("ws", "wss"), "openvla": ("http", "https"), "vla_eval": ("ws", "wss")}
 """Name of a protocol, which is that of its module → schemes of its addresses. The first that has the scheme of an
 address is what ``protocol=auto`` means."""
 
