@@ -13,14 +13,16 @@ import pytest
 from varied_env import KINDS, NAMES, STRENGTHS, VariedEnv
 
 from embodied import train
-from embodied.evaluation import kinds
+from embodied.evaluation import compare_kinds, kinds
 from embodied.evaluation.kinds import KindsDone, KindSuccess, by_kind
+from embodied.evaluation.pairwise import pairs
+from embodied.evaluation.results import read
 from embodied.observe.statistics import wilson
 from embodied.run.build.action_kind import ROBOT
 from embodied.run.evaluation.resume_evaluation import Unfinished
 from embodied.run.evaluation.successes import summarise
 from embodied.testing import FakeEnv
-from embodied.tools import report
+from embodied.tools import compare, report
 from embodied.types import Episode, EpisodeResult, Start
 
 CONFIG = str(Path(__file__).parents[1] / "config")
@@ -136,6 +138,39 @@ def test_episodes_of_another_sample_are_not_resumed(other, monkeypatch, tmp_path
         monkeypatch.setattr("varied_env.NAMES", (*NAMES[:-1], "light_9"))
     assert evaluate("env.eval.episodes_per_task=1") == 0
     assert ("were run before" in capsys.readouterr().out) is not other
+
+
+def test_a_smaller_sample_is_paired_with_a_larger_one(made, monkeypatch, tmp_path, capsys):
+    """The same task has another number there."""
+    large, small = made[0], tmp_path / "small"
+    monkeypatch.chdir(tmp_path)
+    assert evaluate("env.eval.episodes_per_task=2", "+env.eval.sample=3", f"runner.logger.log_path={small}") == 0
+    capsys.readouterr()
+    assert compare.main([str(large), str(small)]) == 0
+    said = capsys.readouterr().out
+    assert "4 of A's 10 starts and of B's 6 have a partner; 6 of A's and 2 of B's are left out" in said, "noise_4 is not run"
+    assert "UNPAIRED" not in said
+    assert re.search(r"env\.sample +not recorded +3 +chooses tasks; those that both have are paired", said)
+    found = pairs([read(str(large)), read(str(small))]).comparisons[0]
+    assert {key[0] for key in found.outcomes[0]} == {NAMES[3], NAMES[5]}
+    assert [row.kind for row in compare_kinds.by_kind(found) if row.strength == "all"] == ["light", "noise"]
+
+
+@pytest.mark.parametrize("change", ["of one file alone", "without names", "another argument"])
+def test_other_arguments_of_the_env_pair_nothing(change, made, tmp_path):
+    found = json.loads((made[0] / "eval" / "000000.json").read_text(encoding="utf-8"))
+    other = json.loads(json.dumps(found))
+    other["env"]["sample"] = other["protocol"]["keys"]["env"]["sample"] = 3
+    if change == "of one file alone":
+        del found["tasks_chosen_by"]
+    elif change == "without names":
+        found["task_names"] = other["task_names"] = []
+    else:
+        other["env"]["wait_steps"] = 3
+    files = [tmp_path / "000000.json", tmp_path / "000001.json"]
+    for file, content in zip(files, (found, other), strict=True):
+        file.write_text(json.dumps(content), encoding="utf-8")
+    assert pairs([read(str(file)) for file in files]).comparisons[0].unpaired
 
 
 def test_a_run_says_kinds_on_the_console_and_in_its_file(made):
