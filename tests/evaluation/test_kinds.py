@@ -140,19 +140,20 @@ def test_episodes_of_another_sample_are_not_resumed(other, monkeypatch, tmp_path
     assert ("were run before" in capsys.readouterr().out) is not other
 
 
-def test_a_smaller_sample_is_paired_with_a_larger_one(made, monkeypatch, tmp_path, capsys):
+def test_a_smaller_sample_is_paired_with_a_larger_one(monkeypatch, tmp_path, capsys):
     """The same task has another number there."""
-    large, small = made[0], tmp_path / "small"
     monkeypatch.chdir(tmp_path)
-    assert evaluate("env.eval.episodes_per_task=2", "+env.eval.sample=3", f"runner.logger.log_path={small}") == 0
+    for name, sample in (("large", 6), ("small", 2)):
+        asked = ("env.eval.episodes_per_task=2", f"+env.eval.sample={sample}", f"runner.logger.log_path={name}")
+        assert evaluate(*asked) == 0
     capsys.readouterr()
-    assert compare.main([str(large), str(small)]) == 0
+    assert compare.main(["large", "small"]) == 0
     said = capsys.readouterr().out
-    assert "4 of A's 10 starts and of B's 6 have a partner; 6 of A's and 2 of B's are left out" in said, "noise_4 is not run"
+    assert "4 of A's 12 starts and of B's 4 have a partner; 8 of A's are left out" in said
     assert "UNPAIRED" not in said
-    assert re.search(r"env\.sample +not recorded +3 +chooses tasks; those that both have are paired", said)
-    found = pairs([read(str(large)), read(str(small))]).comparisons[0]
-    assert {key[0] for key in found.outcomes[0]} == {NAMES[3], NAMES[5]}
+    assert re.search(r"env\.sample +6 +2 +chooses tasks; those that both have are paired", said)
+    found = pairs([read("large"), read("small")]).comparisons[0]
+    assert {key[0] for key in found.outcomes[0]} == {*NAMES[4:]}
     assert [row.kind for row in compare_kinds.by_kind(found) if row.strength == "all"] == ["light", "noise"]
 
 
