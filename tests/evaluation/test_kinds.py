@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import io
 import json
 import re
@@ -207,3 +208,26 @@ def test_the_report_has_the_table(made):
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "By kind and strength" in page
     assert "1,200" in page
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_the_report_compares_by_kind_before_and_after_a_training(paired, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    asked = ("runner.max_epochs=1", "runner.val_check_interval=1", "runner.val_before_train=true",
+             "env.train.total_num_envs=2", "env.eval.episodes_per_task=4")  # fmt: skip
+    assert train.main([*VARIED, *asked, "--config-dir", CONFIG]) == 0
+    if not paired:
+        file = Path("run", "eval", "000001.json")
+        found = json.loads(file.read_text(encoding="utf-8"))
+        found["env"]["wait_steps"] = 3
+        file.write_text(json.dumps(found), encoding="utf-8")
+    assert report.main(["run"]) == 0
+    page = Path("run", "report.html").read_text(encoding="utf-8")
+    found = pairs([read("run@0"), read("run@1")]).comparisons[0]
+    rows = compare_kinds.table(compare_kinds.by_kind(found), ("A", "B"))[1:]
+    table = re.search(r'<caption class="unseen">B against A, by kind and strength</caption>.*?</table>', page, re.S)
+    shown = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in table.group().split("<tr>")[1:]]
+    assert [html.unescape(cell) for row in shown[1:] for cell in row] == [cell for row in rows for cell in row]
+    assert shown[0] == ["kind", "strength", "A", "95 % interval", "B", "95 % interval", "difference", "95 % interval", "p"]
+    assert len(rows) == 7, "three kinds and their strengths"
+    assert ("Pairs of the same task and start" in page, "Starts that are not paired" in page) == (paired, not paired)
