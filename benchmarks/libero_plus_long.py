@@ -6,7 +6,7 @@
 It starts ``embodied.eval`` with the small policy of ``make train`` and short episodes. Every ``--every`` seconds it
 reads how many tasks are done and what all processes of the evaluation take together: RSS, PSS (shared pages divided
 among their users) and CPU time. With ``--stop-at N`` the evaluation gets a SIGTERM after N tasks, and the same command
-goes on. Memory is flat if its rise over the second half of the tasks is below ``--most-rise``.
+goes on. Memory is flat if its mean over the last quarter of the time is at most ``--most-rise`` above that over the third.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from _measure import cpu_seconds, descendants, judge, machine, read_proc, save
@@ -40,9 +41,9 @@ def main() -> None:
         log = (Path(folder) / "log").read_text(encoding="utf-8", errors="replace")
     _check(runs, log)
     found = _summed_up(args, curve, runs)
-    kept = judge(found, {"rise_mb": ("<=", args.most_rise)})
+    kept = judge(found, {"rise": ("<=", args.most_rise)})
     asked = {name: value for name, value in vars(args).items() if name != "evaluation"}
-    whole = {"arguments": asked, "machine": facts, **found, "flat": kept["rise_mb"], "runs": runs, "curve": curve}
+    whole = {"arguments": asked, "machine": facts, **found, "flat": kept["rise"], "runs": runs, "curve": curve}
     print(save("libero_plus_long", whole))
 
 
@@ -57,7 +58,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--side", type=int, default=64, help="pixels of a picture's edge")
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two measurements")
     parser.add_argument("--stop-at", type=int, nargs="*", default=[], help="stop after so many tasks, and go on")
-    parser.add_argument("--most-rise", type=float, default=50.0, help="MB of the second half that still are flat")
+    parser.add_argument("--most-rise", type=float, default=0.1, help="share of the last quarter that still is flat")
     parser.add_argument("--evaluation", nargs="*", default=[], help="further keys of embodied.eval")
     return parser
 
@@ -123,14 +124,20 @@ def _check(runs: Sequence[dict[str, Any]], log: str) -> None:
 
 
 def _summed_up(args: argparse.Namespace, curve: Sequence[dict[str, float]], runs: Sequence[dict[str, Any]]) -> Any:
-    """Compares memory in the middle of the tasks with its most afterwards, within the last start."""
+    """Compares mean memory of the third and of the last quarter of the last start's time. Tasks that share scenes come
+    first, so both quarters are of tasks with scenes of their own, after the worker's places for scenes are full."""
     last = [point for point in curve if point["tasks"] > (runs[-2]["stopped_at"] if len(runs) > 1 else 0)]
-    half = next(place for place, point in enumerate(last) if point["tasks"] >= args.tasks / 2)
+    begin, end = curve[-1]["seconds"] - runs[-1]["seconds"], curve[-1]["seconds"]
+    third, fourth = (
+        [p["pss_mb"] for p in last if low <= (p["seconds"] - begin) / (end - begin) <= low + 0.25]
+        for low in (0.5, 0.75)
+    )
+    shared = [p["pss_mb"] for p in last if p["seconds"] - begin < 0.35 * (end - begin)]
     seconds = sum(one["seconds"] for one in runs)
     return {
-        "tasks_s": args.tasks / seconds, "seconds": seconds, "middle_pss_mb": last[half]["pss_mb"],
-        "most_pss_mb_after": max(point["pss_mb"] for point in last[half:]),
-        "rise_mb": max(point["pss_mb"] for point in last[half:]) - last[half]["pss_mb"],
+        "tasks_s": args.tasks / seconds, "seconds": seconds, "shared_scenes_pss_mb": fmean(shared),
+        "third_quarter_pss_mb": fmean(third), "last_quarter_pss_mb": fmean(fourth),
+        "most_pss_mb": max(p["pss_mb"] for p in last), "rise": fmean(fourth) / fmean(third) - 1,
     }  # fmt: skip
 
 

@@ -228,6 +228,16 @@ def test_the_report_compares_by_kind_before_and_after_a_training(paired, monkeyp
     table = re.search(r'<caption class="unseen">B against A, by kind and strength</caption>.*?</table>', page, re.S)
     shown = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in table.group().split("<tr>")[1:]]
     assert [html.unescape(cell) for row in shown[1:] for cell in row] == [cell for row in rows for cell in row]
-    assert shown[0] == ["kind", "strength", "A", "95 % interval", "B", "95 % interval", "difference", "95 % interval", "p"]
+    assert shown[0] == [
+        "kind",
+        "strength",
+        "A",
+        "95 % interval",
+        "B",
+        "95 % interval",
+        "difference",
+        "95 % interval",
+        "p",
+    ]
     assert len(rows) == 7, "three kinds and their strengths"
     assert ("Pairs of the same task and start" in page, "Starts that are not paired" in page) == (paired, not paired)

@@ -17,7 +17,6 @@ from .files import CLASSIFICATION, PlusPaths, count_by_kind, locate_plus, put_as
 from .names import KINDS
 from .scenes import scene
 
-
 CHOOSING = ("task_ids", "kinds", "sample", "sample_seed", "skip_missing")
 """Arguments of the env that choose tasks: a task is the same whichever others are chosen with it."""
 
