@@ -6,7 +6,8 @@
 It starts ``embodied.eval`` with the small policy of ``make train`` and short episodes. Every ``--every`` seconds it
 reads how many tasks are done and what all processes of the evaluation take together: RSS, PSS (shared pages divided
 among their users) and CPU time. With ``--stop-at N`` the evaluation gets a SIGTERM after N tasks, and the same command
-goes on. Memory is flat if its mean over the last quarter of the time is at most ``--most-rise`` above that over the third.
+goes on. Memory is flat if its mean over the last quarter of the time is at most ``--most-rise`` above that over the
+third.
 """
 
 from __future__ import annotations
@@ -128,11 +129,11 @@ def _summed_up(args: argparse.Namespace, curve: Sequence[dict[str, float]], runs
     first, so both quarters are of tasks with scenes of their own, after the worker's places for scenes are full."""
     last = [point for point in curve if point["tasks"] > (runs[-2]["stopped_at"] if len(runs) > 1 else 0)]
     begin, end = curve[-1]["seconds"] - runs[-1]["seconds"], curve[-1]["seconds"]
+    share = {point["seconds"]: (point["seconds"] - begin) / (end - begin) for point in last}
     third, fourth = (
-        [p["pss_mb"] for p in last if low <= (p["seconds"] - begin) / (end - begin) <= low + 0.25]
-        for low in (0.5, 0.75)
+        [point["pss_mb"] for point in last if low <= share[point["seconds"]] <= low + 0.25] for low in (0.5, 0.75)
     )
-    shared = [p["pss_mb"] for p in last if p["seconds"] - begin < 0.35 * (end - begin)]
+    shared = [point["pss_mb"] for point in last if share[point["seconds"]] < 0.35]
     seconds = sum(one["seconds"] for one in runs)
     return {
         "tasks_s": args.tasks / seconds, "seconds": seconds, "shared_scenes_pss_mb": fmean(shared),
