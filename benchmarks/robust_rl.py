@@ -1,4 +1,4 @@
-"""Success by kind of LIBERO-Plus after cloning, after RL, and after RL under some kinds, of the policy of ``make train``.
+"""Success by kind of LIBERO-Plus after cloning, RL, and RL under some kinds, of the policy of ``make train``.
 
     python benchmarks/robust_rl.py --out /tmp/robust                          # everything, then the table
     python benchmarks/robust_rl.py --out /tmp/robust --part clone             # one part alone
@@ -33,7 +33,7 @@ KINDS = ("camera", "robot", "noise", "layout")
 TRAINED = {"plain": (), "camera_noise": ("camera", "noise"), "robot_layout": ("robot", "layout")}
 PRO = ("object", "swap", "lan", "task")
 SEEDS = (1, 2, 3)
-OBJECTS = ("alphabet_soup", "salad_dressing", "milk")
+BEGINS = ("pick_up_the_alphabet_soup_and", "pick_up_the_salad_dressing_and", "pick_up_the_milk_and")
 PICTURES = ("init_params.camera_names=[agentview,robot0_eye_in_hand]", "init_params.camera_heights=64",
             "init_params.camera_widths=64", "init_params.mesh_cell=0.01")  # fmt: skip
 QUIET = ("env.eval.video_cfg.save_video=false", "runner.logger.report=false")
@@ -46,8 +46,9 @@ def varied(side: str, kinds: Sequence[str], each: int | None) -> list[str]:
     assert found is not None
     chosen: list[int] = []
     for kind in kinds:
-        own = [number for number, name in enumerate(found.names)
-               if found.kinds[number] == kind and any(name.startswith(f"pick_up_the_{one}_and") for one in OBJECTS)]  # fmt: skip
+        own = [
+            number for number, name in enumerate(found.names) if found.kinds[number] == kind and name.startswith(BEGINS)
+        ]
         places = range(len(own)) if each is None else np.linspace(0, len(own) - 1, min(each, len(own))).astype(int)
         chosen += [own[place] for place in places]
     keys = (f"kinds=[{','.join(kinds)}]", "skip_missing=true", "plain_instructions=true", *PICTURES,
@@ -66,8 +67,8 @@ def learn(steps: Steps, part: str, seed: int, args: argparse.Namespace) -> Path:
     under = varied("train", TRAINED[part], args.train_tasks) if TRAINED[part] else []
     steps.run(
         name, "train", "experiment=quickstart_libero", *under, f"runner.experiment_name={name}", f"runner.seed={seed}",
-        f"runner.max_epochs={args.iterations}", f"runner.save_interval={args.iterations}", "runner.val_check_interval=-1",
-        "runner.val_before_train=false", *QUIET, *args.train,
+        f"runner.max_epochs={args.iterations}", f"runner.save_interval={args.iterations}",
+        "runner.val_check_interval=-1", "runner.val_before_train=false", *QUIET, *args.train,
     )  # fmt: skip
     return newest(steps.out / "runs" / name).relative_to(steps.out)
 

@@ -22,6 +22,6 @@ def own_pictures(model: Mapping[str, Any]) -> dict[str, Any]:
         file = inside(folder_of(path), EXPORT_FILE)
         said = check_seal(file, read_json(file))["model"]
         same = said.get("_target_") == model.get("_target_")
-        return {f"actor.model.{key}": said[key] for key in PICTURES if same and key in said and key in model}
+        return {f"actor.model.{key}": said[key] for key in PICTURES if same and key in said}
     except (*UNREADABLE, OSError, EmbodiedError):
         return {}  # whoever builds the policy says what is wrong with the folder
