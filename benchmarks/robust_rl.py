@@ -99,7 +99,7 @@ def table(out: Path) -> str:
         for suite in ("plus", *(f"pro_{how}" for how in PRO)):
             if not (out / f"{name}-{suite}.json").exists() or not (out / f"clone-{suite}.json").exists():
                 continue
-            both = compare(*(read(str(out / "runs" / f"{one}-{suite}")) for one in ("clone", name)))
+            both = compare(read(str(out / "runs" / f"clone-{suite}")), read(str(out / "runs" / f"{name}-{suite}")))
             rows = [cells(row.success) for row in compare_kinds.by_kind(both) if row.strength == "all"]
             rows += [[f"LIBERO-{suite.split('_')[0].title()}{suite[3:].replace('_', ' ')}" if suite != "plus" else
                       "LIBERO-Plus, all", *cells(both.over_all)[1:]]]  # fmt: skip

@@ -238,10 +238,10 @@ def _evaluation(name: str, file: Path, found: Mapping[str, Any]) -> WrittenEvalu
         protocol["keys"] = keys
     texts = is_of_texts(conditions)
     lengths = {row["task_id"]: _lengths(row, texts) for row in found["tasks"]}
+    names, kinds, strengths = (_texts(found, key, tasks) for key in ("task_names", "task_kinds", "task_strengths"))
     return WrittenEvaluation(
         name, file, conditions, known, env is not None, tasks, outcomes, not_run, states, protocol, lengths, why,
-        *(_texts(found, key, tasks) for key in ("task_names", "task_kinds", "task_strengths")),
-        tuple(str(key) for key in found.get("tasks_chosen_by", ())),
+        names, kinds, strengths, tuple(str(key) for key in found.get("tasks_chosen_by", ())),
     )  # fmt: skip
 
 

@@ -46,7 +46,7 @@ def build_policy(
 
     Args:
         url: its address: ``ws://HOST:PORT``, ``wss://…`` (openpi), ``http://HOST:PORT``, ``https://…`` (openvla).
-        protocol: auto (by the address), openpi (ours too) or openvla.
+        protocol: auto (by the address), openpi (ours too), openvla or vla_eval.
         mapping: what fills a request of a server that does not describe itself: the name of a ready mapping, a YAML
             file, or the mapping itself.
         num_action_chunks: K, actions that are executed of each answer; None = the mapping's, else all.

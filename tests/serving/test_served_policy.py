@@ -518,11 +518,15 @@ def test_ready_mappings_fit_libero(name):
     assert mapping is not None
     given = {"images": np.zeros((2, 256, 256, 3), np.uint8), "state": np.arange(8, dtype=np.float32)}
     request = {key: fill(given, "open it") for key, fill in mapping.fills(env).items()}
-    assert [key for key, value in request.items() if isinstance(value, str)] in (["prompt"], ["instruction"])
+    texts = [key for key, value in request.items() if isinstance(value, str)]
+    assert texts in (["prompt"], ["instruction"], ["task_description"])
     if name == "openpi_libero":
         assert request["observation/image"].shape == request["observation/wrist_image"].shape == (224, 224, 3)
         assert mapping.take == 5
         assert (mapping.actions(np.full((5, 7), 0.3)) == np.float32(0.3)).all()
+    elif name == "vla_eval_libero":
+        assert request["images/wrist"].shape == (256, 256, 3)
+        assert mapping.actions(np.array([[0.1] * 6 + [grip] for grip in (-0.9, 0.9)]))[:, 6].tolist() == [-1, 1]
     else:
         assert mapping.actions(np.array([[0.1] * 6 + [grip] for grip in (0.0, 0.4, 0.6, 1.0)]))[:, 6].tolist() == [
             1, 1, -1, -1,
