@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from embodied.errors import EvaluationError
@@ -28,6 +28,9 @@ REMARKS = {
     **dict.fromkeys((f"env.{key}" for key in MEANS), "moves no start"),
 }  # fmt: skip
 """What a condition does, of those that say nothing about how hard an episode is."""
+
+CHOOSES = "chooses tasks; those that both have are paired"
+"""What a condition does that says which of an env's tasks are run, where tasks have names."""
 
 BEFORE = {"held_out_states": 0}
 """Conditions that files of older versions do not have, with the value that they had then."""
@@ -128,7 +131,7 @@ def compare(
     why = ""
     if unpaired:
         why = "as asked for (--unpaired)"
-    elif not same_starts and any(_moves_starts(one.key) for one in differing):
+    elif not same_starts and any(_moves_starts(one.key) and one.remark != CHOOSES for one in differing):
         why = "the env's arguments differ, so starts of equal numbers may be different ones; --same-starts pairs them"
     elif not shared:
         raise EvaluationError(
@@ -167,11 +170,19 @@ def rates(evaluation: WrittenEvaluation) -> list[tuple[str, Rate]]:
 def differences(first: WrittenEvaluation, second: WrittenEvaluation) -> Iterator[DifferingCondition]:
     """Yields the conditions that differ, but for whose weights they are. Keys of the env begin with ``env.``.
     All keys of which the protocols' hashes are made are among them."""
-    told: set[str] = set()
+    told, choosing = set[str](), _choosing(first, second)
     for one in _told_of(first, second):
         if one.key not in told:
             told.add(one.key)
-            yield one
+            yield replace(one, remark=CHOOSES) if one.key in choosing else one
+
+
+def _choosing(*sides: WrittenEvaluation) -> set[str]:
+    """Returns the conditions that only say which tasks are run; none where a file does not name its tasks."""
+    if not all(side.task_names for side in sides):
+        return set()
+    keys = set.intersection(*(set(side.chosen_by) for side in sides))
+    return {f"env.{key}" for key in keys} | ({"tasks", "task_names"} if keys else set())
 
 
 def _told_of(first: WrittenEvaluation, second: WrittenEvaluation) -> Iterator[DifferingCondition]:

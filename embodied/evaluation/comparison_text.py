@@ -79,7 +79,9 @@ def starts(comparison: Comparison, names: Names) -> str:
     if comparison.unpaired:
         counted = f"{first} starts of {names[0]} and {second} of {names[1]}"
         return f"UNPAIRED, {comparison.unpaired}: {counted}, taken as different ones"
-    left = "" if first == second == comparison.shared else "; the others are left out"
+    lost = [(count - comparison.shared, name) for count, name in ((first, names[0]), (second, names[1]))]
+    counts = " and ".join(f"{count:,} of {name}'s" for count, name in lost if count)
+    left = f"; {counts} are left out" if counts else ""
     return f"{comparison.shared} of {names[0]}'s {first} starts and of {names[1]}'s {second} have a partner{left}"
 
 

@@ -106,7 +106,7 @@ def facts(kinds: TaskKinds, rows: Sequence[KindSuccess], episodes: Sequence[Epis
     failed = {kinds.names[one.episode.start.task_id]: one.not_run for one in episodes if one.not_run}
     return {
         "kinds": [asdict(row) for row in rows], "task_names": list(kinds.names), "task_kinds": list(kinds.kinds),
-        "task_strengths": list(kinds.strengths), "tasks_not_run": failed,
+        "task_strengths": list(kinds.strengths), "tasks_chosen_by": list(kinds.chosen_by), "tasks_not_run": failed,
     }  # fmt: skip
 
 

@@ -68,6 +68,7 @@ class WrittenEvaluation:
     task_names: Sequence[str]  # names of all of the env's tasks by number, of envs whose tasks have kinds; else empty
     task_kinds: Sequence[str]  # in the same order
     task_strengths: Sequence[str]  # a text is empty where it is not known
+    chosen_by: Sequence[str] = ()  # arguments of the env that choose among its tasks and change none
 
     @property
     def drawn(self) -> str:
@@ -237,9 +238,10 @@ def _evaluation(name: str, file: Path, found: Mapping[str, Any]) -> WrittenEvalu
         protocol["keys"] = keys
     texts = is_of_texts(conditions)
     lengths = {row["task_id"]: _lengths(row, texts) for row in found["tasks"]}
+    names, kinds, strengths = (_texts(found, key, tasks) for key in ("task_names", "task_kinds", "task_strengths"))
     return WrittenEvaluation(
         name, file, conditions, known, env is not None, tasks, outcomes, not_run, states, protocol, lengths, why,
-        *(_texts(found, key, tasks) for key in ("task_names", "task_kinds", "task_strengths")),
+        names, kinds, strengths, tuple(str(key) for key in found.get("tasks_chosen_by", ())),
     )  # fmt: skip
 
 

@@ -93,6 +93,7 @@ class TaskKinds(NamedTuple):
     strengths: Sequence[str]  # e.g. "3"; empty where it is not known
     left_out: Mapping[str, int]
     note: str = ""  # what stands below the table
+    chosen_by: Sequence[str] = ()  # arguments of the env that choose among tasks and change none
 
 
 @runtime_checkable

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from embodied.evaluation import comparison_text
+from embodied.evaluation import compare_kinds, comparison_text
 from embodied.evaluation.compare import ALL, Comparison, Rate, rates, same_protocol, task_names
 from embodied.evaluation.comparison_text import LETTERS, MOST_TASKS, letters, of_rate, p_value, protocol_of
 from embodied.evaluation.pairwise import pairs
@@ -50,8 +50,10 @@ class Table:
     head: Sequence[str]  # column names of ``by_task``
     by_task: Sequence[Sequence[str]]  # the same rows, and how long the episodes of both were
     starts: str
+    paired: bool
     p_value: str
     said: Sequence[str]
+    by_kind: Sequence[Sequence[str]]  # head and rows, a kind and strength each; empty of tasks without kinds
     differing: Sequence[Sequence[str]]  # key, first, second, remark
     notes: Sequence[str]
 
@@ -181,9 +183,19 @@ def _table(sides: Sequence[Side], one: Comparison) -> Table:
     side = sides[one.places[1]]
     return Table(
         first, second, side.label, side.protocol + (f", another than {first}'s" if other else ""), rows, head,
-        [[*row, *lengths.get(row[0], [])] for row in rows], comparison_text.starts(one, names), p_value(one.adjusted),
-        [*comparison_text.protocols(one, names), *comparison_text.lines(one, names)], differing, list(one.notes),
+        [[*row, *lengths.get(row[0], [])] for row in rows], comparison_text.starts(one, names), not one.unpaired,
+        p_value(one.adjusted),
+        [*comparison_text.protocols(one, names), *comparison_text.lines(one, names)],
+        _by_kind(one, names), differing,
+        list(one.notes),
     )  # fmt: skip
+
+
+def _by_kind(one: Comparison, names: tuple[str, str]) -> list[list[str]]:
+    """Makes the table of a comparison by kind and strength, in which each column has a name; empty without kinds."""
+    rows = compare_kinds.by_kind(one)
+    head, *cells = compare_kinds.table(rows, names)
+    return [[name or "95 % interval" for name in head], *cells] if rows else []
 
 
 def under_perturbations(run: Run) -> list[list[str]]:

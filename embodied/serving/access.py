@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import hmac
 import ipaddress
 import os
@@ -14,6 +16,7 @@ from embodied.errors import ConfigError
 TOKEN_VARIABLE = "EMBODIED_SERVE_TOKEN"
 SHORTEST_TOKEN = 16
 SCHEMES = ("api-key", "bearer")  # schemes of Authorization: openpi's client sends the first, curl users the second
+PASSWORD = "basic"  # scheme of addresses with a password, the only way for vla-eval's client: ws://embodied:TOKEN@HOST
 
 
 def is_loopback(host: str) -> bool:
@@ -89,9 +92,15 @@ def allowed(headers: Mapping[str, str], token: str | None) -> bool:
     """Returns whether a request carries the token, compared in constant time. Without a token everybody may ask."""
     if token is None:
         return True
-    scheme, _, given = headers.get("Authorization", "").partition(" ")
-    same = hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), token.encode())
-    return same and scheme.lower() in SCHEMES
+    scheme, _, text = headers.get("Authorization", "").partition(" ")
+    given = text.strip().encode("utf-8", "surrogateescape")
+    if scheme.lower() == PASSWORD:
+        try:
+            given = base64.b64decode(given, validate=True).partition(b":")[2]
+        except binascii.Error:
+            return False
+    same = hmac.compare_digest(given, token.encode())
+    return same and scheme.lower() in (*SCHEMES, PASSWORD)
 
 
 def from_web_page(headers: Mapping[str, str]) -> bool:

@@ -11,7 +11,7 @@ from embodied.protocols import Policy
 from embodied.serving import inputs
 from embodied.serving.limits import ServerLimits
 from embodied.serving.metrics import Metrics
-from embodied.serving.protocols import openpi, openvla
+from embodied.serving.protocols import openpi, openvla, vla_eval
 from embodied.serving.server import Server
 from embodied.serving.service import Service
 from embodied.serving.wire.metadata import metadata
@@ -19,7 +19,7 @@ from embodied.serving.wire.requests import QuestionReader
 from embodied.types import EnvSpec, Sampling
 
 GREEDY = Sampling(do_sample=False)
-ROUTES = [openpi.ROUTE, openvla.ROUTE]
+ROUTES = [openpi.ROUTE, openvla.ROUTE, vla_eval.ROUTE]
 
 
 def build_server(

@@ -1,6 +1,6 @@
 """``python -m embodied.tools.serve CHECKPOINT|EXPORT``: a policy server; no simulator is needed.
 
-    robots, other programs ── websocket (openpi), POST /act (OpenVLA) ──▶ embodied.serving ──▶ the policy
+    robots, other programs ── websocket (openpi, vla-eval), POST /act (OpenVLA) ──▶ embodied.serving ──▶ the policy
 
 SIGTERM or Ctrl-C ends it: what is under way is answered, then it leaves with status 0. A second signal ends it at once.
 """
@@ -141,6 +141,7 @@ async def serve(
     from embodied.instructions import fields_of
     from embodied.serving.build import build_server
     from embodied.serving.keys import parse
+    from embodied.serving.protocols import vla_eval
     from embodied.types import Sampling
 
     policy, env, _ = loaded
@@ -161,8 +162,9 @@ async def serve(
         for name in fields_of(env):
             print(f"  {name}: {env.obs[name].dtype} {list(env.obs[name].shape)}")
         print(f"  cameras: {', '.join(env.cameras) or 'none'}; {env.control_hz:g} control steps a second")
+        print(f"  vla-eval's observations at {vla_eval.PATH}: {vla_eval.described(env, server.reader.keys)}")
         at = f"{f'[{options.host}]' if ':' in options.host else options.host}:{port}"
-        print(f"ready: ws{secure}://{at}, http{secure}://{at}/act", flush=True)
+        print(f"ready: ws{secure}://{at}, http{secure}://{at}/act, ws{secure}://{at}{vla_eval.PATH}", flush=True)
         await ended.wait()
         print("ends: answering what is under way", flush=True)
     finally:

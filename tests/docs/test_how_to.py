@@ -79,6 +79,23 @@ def test_the_env_s_page_says_what_check_env_finds(tmp_path: Path) -> None:
         run(commands("add_an_env.md")[0], tmp_path)
 
 
+@pytest.mark.slow
+def test_a_policy_behind_a_server_is_measured_in_libero(tmp_path: Path) -> None:
+    from embodied.models.served.mapping import read
+
+    assert write_files("measure_a_served_policy.md", tmp_path) == ["mapping.yaml"]
+    mapping = read(str(tmp_path / "mapping.yaml"))
+    assert mapping is not None
+    assert mapping.take == 5
+    (tmp_path / "models").symlink_to(ROOT / "models")
+    serve, judge = commands("measure_a_served_policy.md")
+    with serving(serve, tmp_path) as address:
+        short = "env.eval.episodes_per_task=1 env.eval.max_episode_steps=16 runner.experiment_name=served"
+        said = run(f"{judge.replace('ws://127.0.0.1:8000', address)} {short}", tmp_path)
+    assert "fingerprint" in said
+    assert "pick up the milk and place it in the basket" in said
+
+
 ARM = [
     "my_arm.py", "my/env/arm.yaml", "my/model/arm.yaml", "my/experiment/arm.yaml", "guard.yaml", "robot.py",
 ]  # fmt: skip
@@ -231,6 +248,7 @@ def test_the_policy_s_page_says_what_check_policy_finds(tmp_path: Path) -> None:
 
 def test_every_page_is_run() -> None:
     pages = {"add_a_loss.md", "add_a_policy.md", "add_a_robot_task.md", "add_a_tracker.md", "add_an_env.md"}
+    pages |= {"measure_a_served_policy.md"}
     pages |= {"your_problems.md"}  # test_your_problems.py
     pages |= {"run_on_a_cluster.md"}  # tests/cluster/test_ray_nodes.py
     assert {page.name for page in PAGES.glob("*.md")} == pages

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import io
 import json
 import re
@@ -13,14 +14,16 @@ import pytest
 from varied_env import KINDS, NAMES, STRENGTHS, VariedEnv
 
 from embodied import train
-from embodied.evaluation import kinds
+from embodied.evaluation import compare_kinds, kinds
 from embodied.evaluation.kinds import KindsDone, KindSuccess, by_kind
+from embodied.evaluation.pairwise import pairs
+from embodied.evaluation.results import read
 from embodied.observe.statistics import wilson
 from embodied.run.build.action_kind import ROBOT
 from embodied.run.evaluation.resume_evaluation import Unfinished
 from embodied.run.evaluation.successes import summarise
 from embodied.testing import FakeEnv
-from embodied.tools import report
+from embodied.tools import compare, report
 from embodied.types import Episode, EpisodeResult, Start
 
 CONFIG = str(Path(__file__).parents[1] / "config")
@@ -138,6 +141,40 @@ def test_episodes_of_another_sample_are_not_resumed(other, monkeypatch, tmp_path
     assert ("were run before" in capsys.readouterr().out) is not other
 
 
+def test_a_smaller_sample_is_paired_with_a_larger_one(monkeypatch, tmp_path, capsys):
+    """The same task has another number there."""
+    monkeypatch.chdir(tmp_path)
+    for name, sample in (("large", 6), ("small", 2)):
+        asked = ("env.eval.episodes_per_task=2", f"+env.eval.sample={sample}", f"runner.logger.log_path={name}")
+        assert evaluate(*asked) == 0
+    capsys.readouterr()
+    assert compare.main(["large", "small"]) == 0
+    said = capsys.readouterr().out
+    assert "4 of A's 12 starts and of B's 4 have a partner; 8 of A's are left out" in said
+    assert "UNPAIRED" not in said
+    assert re.search(r"env\.sample +6 +2 +chooses tasks; those that both have are paired", said)
+    found = pairs([read("large"), read("small")]).comparisons[0]
+    assert {key[0] for key in found.outcomes[0]} == {*NAMES[4:]}
+    assert [row.kind for row in compare_kinds.by_kind(found) if row.strength == "all"] == ["light", "noise"]
+
+
+@pytest.mark.parametrize("change", ["of one file alone", "without names", "another argument"])
+def test_other_arguments_of_the_env_pair_nothing(change, made, tmp_path):
+    found = json.loads((made[0] / "eval" / "000000.json").read_text(encoding="utf-8"))
+    other = json.loads(json.dumps(found))
+    other["env"]["sample"] = other["protocol"]["keys"]["env"]["sample"] = 3
+    if change == "of one file alone":
+        del found["tasks_chosen_by"]
+    elif change == "without names":
+        found["task_names"] = other["task_names"] = []
+    else:
+        other["env"]["wait_steps"] = 3
+    files = [tmp_path / "000000.json", tmp_path / "000001.json"]
+    for file, content in zip(files, (found, other), strict=True):
+        file.write_text(json.dumps(content), encoding="utf-8")
+    assert pairs([read(str(file)) for file in files]).comparisons[0].unpaired
+
+
 def test_a_run_says_kinds_on_the_console_and_in_its_file(made):
     folder, said = made
     found = json.loads((folder / "eval" / "000000.json").read_text(encoding="utf-8"))
@@ -171,3 +208,36 @@ def test_the_report_has_the_table(made):
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "By kind and strength" in page
     assert "1,200" in page
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_the_report_compares_by_kind_before_and_after_a_training(paired, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    asked = ("runner.max_epochs=1", "runner.val_check_interval=1", "runner.val_before_train=true",
+             "env.train.total_num_envs=2", "env.eval.episodes_per_task=4")  # fmt: skip
+    assert train.main([*VARIED, *asked, "--config-dir", CONFIG]) == 0
+    if not paired:
+        file = Path("run", "eval", "000001.json")
+        found = json.loads(file.read_text(encoding="utf-8"))
+        found["env"]["wait_steps"] = 3
+        file.write_text(json.dumps(found), encoding="utf-8")
+    assert report.main(["run"]) == 0
+    page = Path("run", "report.html").read_text(encoding="utf-8")
+    found = pairs([read("run@0"), read("run@1")]).comparisons[0]
+    rows = compare_kinds.table(compare_kinds.by_kind(found), ("A", "B"))[1:]
+    table = re.search(r'<caption class="unseen">B against A, by kind and strength</caption>.*?</table>', page, re.S)
+    shown = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in table.group().split("<tr>")[1:]]
+    assert [html.unescape(cell) for row in shown[1:] for cell in row] == [cell for row in rows for cell in row]
+    assert shown[0] == [
+        "kind",
+        "strength",
+        "A",
+        "95 % interval",
+        "B",
+        "95 % interval",
+        "difference",
+        "95 % interval",
+        "p",
+    ]
+    assert len(rows) == 7, "three kinds and their strengths"
+    assert ("Pairs of the same task and start" in page, "Starts that are not paired" in page) == (paired, not paired)

@@ -9,10 +9,16 @@ NAMES = tuple(f"task_{kind}_{number}" for number, kind in enumerate(KINDS))
 
 
 class VariedEnv(FakeEnv):
-    """Six tasks of three kinds; of a fourth all tasks are left out."""
+    """Six tasks of three kinds; of a fourth all tasks are left out.
 
-    def __init__(self, **given: object) -> None:
-        super().__init__(num_tasks=len(KINDS), **given)
+    Args:
+        sample: take the last tasks alone, so that a task's number is not that of the whole.
+    """
+
+    def __init__(self, sample: int | None = None, **given: object) -> None:
+        self._first = len(KINDS) - (sample or len(KINDS))
+        super().__init__(num_tasks=len(KINDS) - self._first, **given)
 
     def task_kinds(self) -> TaskKinds:
-        return TaskKinds(NAMES, KINDS, STRENGTHS, {"layout": 1200}, "strengths are made up")
+        own = (part[self._first :] for part in (NAMES, KINDS, STRENGTHS))
+        return TaskKinds(*own, {"layout": 1200}, "strengths are made up", ("sample",))

@@ -58,13 +58,13 @@ def test_a_third_protocol_is_answered_beside_the_others(with_sums):
         served.server.ready = False
         assert reply(served.address, "PUT", "/sum", json.dumps(asked)) == (503, "not ready\n")
         assert reply(served.address, "GET", "/other")[1] == (
-            "here are a websocket, POST /act, PUT /sum, /healthz, /readyz and /metrics\n"
+            "here are a websocket, POST /act, vla-eval at /vla-eval, PUT /sum, /healthz, /readyz and /metrics\n"
         )
 
 
 def test_who_asks_for_nothing_that_is_there_learns_what_is():
     with serving() as served:
-        directory = "here are a websocket, POST /act, /healthz, /readyz and /metrics\n"
+        directory = "here are a websocket, POST /act, vla-eval at /vla-eval, /healthz, /readyz and /metrics\n"
         assert reply(served.address, "GET", "/other") == (404, directory)
         assert reply(served.address, "GET", "/act") == (404, directory)
         assert reply(served.address, "HEAD", "/other") == (404, "")
@@ -78,7 +78,7 @@ def test_a_route_for_any_path_hides_no_other():
         for routes in (build.ROUTES, build.ROUTES[::-1]):
             server = type(served.server)(served.server.service, served.server.reader, {}, routes, FAST,
                                          served.server.metrics)  # fmt: skip
-            assert [route.path for route in server._routes] == ["/act", "/{path:.*}"]
+            assert [route.path for route in server._routes] == ["/act", "/vla-eval", "/{path:.*}"]
 
 
 def test_without_aiohttp_the_package_is_named():

@@ -150,8 +150,11 @@ def test_every_model_of_the_configuration_may_be_named_by_a_folder():
     texts = [file.read_text(encoding="utf-8") for file in folder.glob("*.yaml")]
     targets = {target for text in texts for target in re.findall(r"^_target_: (.+)$", text, re.M)}
     assert "embodied.models.mlp.MLPPolicy" in targets
-    for target in sorted(targets - {"embodied.models.auto.ByEnv"}):  # it chooses one of them
+    served = "embodied.models.served.build_policy"  # a folder could name any address, and a file that is sent there
+    for target in sorted(targets - {"embodied.models.auto.ByEnv", served}):  # the first chooses one of them
         check_trusted(target, {}, Path("folder"))
+    with pytest.raises(ConfigError, match="no model of this library"):
+        check_trusted(served, {"url": "ws://127.0.0.1:1", "token_file": "secrets"}, Path("folder"))
 
 
 def test_a_checkpoint_of_strangers_is_not_run_either(tmp_path: Path, checkpoint: Path):

@@ -164,7 +164,7 @@ def test_starts_without_partners_are_left_out_and_counted(write, capsys):
     assert (found["shared_starts"], found["first"]["starts"], found["second"]["starts"]) == (30, 80, 30)
     assert (found["over_all"]["first"]["successes"], found["lost"]) == (30, 10)
     assert compare.main([long, short]) == 0
-    assert "30 of A's 80 starts and of B's 30 have a partner; the others are left out" in capsys.readouterr().out
+    assert "30 of A's 80 starts and of B's 30 have a partner; 50 of A's are left out" in capsys.readouterr().out
 
 
 def test_no_common_start_is_refused_unless_unpaired(write, capsys):

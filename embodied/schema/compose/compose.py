@@ -18,6 +18,7 @@ from embodied.errors import ConfigError, UnknownKeyError
 from embodied.lib.weights_folder import Named, split
 from embodied.schema.compose.binding import bind, check_known, with_derived
 from embodied.schema.compose.brought.merging import Bringing
+from embodied.schema.compose.brought.pictures import own_pictures
 from embodied.schema.compose.brought.reading import Brought
 from embodied.schema.compose.hydra_files import WrongChoice, compose_files, search_folders
 from embodied.schema.compose.of_hydra import RUN_DIR, Record, begin_in_run_dir, expand_user, record
@@ -231,7 +232,9 @@ def _with_changes_of_protocol(mapping: dict[str, Any], given: Collection[str], t
     """The configuration with what its protocol sets, but for keys of the command line."""
     changes = without_overridden(protocol_values(mapping), given)
     trail.note(dict.fromkeys(changes, Origin("protocol", mapping["protocol"]["name"] or "without a name")))
-    return with_changes(mapping, changes)
+    own = {key: value for key, value in own_pictures(mapping["actor"]["model"]).items() if key in changes}
+    trail.note(dict.fromkeys(own, Origin("derived", "", ("actor.model.model_path",))))
+    return with_changes(mapping, changes | own)
 
 
 def _check_sections(raw: Mapping[str, Any]) -> None:

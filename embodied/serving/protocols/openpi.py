@@ -25,12 +25,12 @@ from embodied.client import wire
 from embodied.errors import EmbodiedError, WireError
 from embodied.serving.host import Host, Route
 from embodied.serving.service import Answer, Outcome, Session, Ticket
+from embodied.serving.websocket import opened
 from embodied.serving.wire.requests import Question
 
 log = logging.getLogger(__name__)
 
 NAME = "openpi"
-CLOSE_S = 3.0  # time limit for the client to answer a close
 SMALL = 1 << 14  # an answer of so many bytes or characters waits for no client that has taken all before
 GOODBYE = b"the server ends"
 
@@ -42,19 +42,8 @@ async def converse(host: Host, request: web.Request, address: str) -> web.WebSoc
         HTTPNotFound: the request is no websocket's.
         HTTPServiceUnavailable: the server is not ready.
     """
-    if request.headers.get("Upgrade", "").lower() != "websocket":
-        raise web.HTTPNotFound(text=host.directory)
-    if not host.ready:
-        raise web.HTTPServiceUnavailable(text="not ready\n", headers={"Retry-After": "1"})
-    limits = host.limits
-    socket = web.WebSocketResponse(
-        max_msg_size=limits.max_bytes, heartbeat=limits.ping_s, compress=False, timeout=CLOSE_S
-    )
-    try:
-        await socket.prepare(request)
-    except ConnectionError:  # the client has gone meanwhile
-        return socket
-    if request.transport is not None:
+    socket = await opened(host, request, host.limits.ping_s)
+    if socket.prepared and request.transport is not None:
         await Conversation(host, socket, request.transport, address).run()
     return socket
 

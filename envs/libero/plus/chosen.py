@@ -17,6 +17,9 @@ from .files import CLASSIFICATION, PlusPaths, count_by_kind, locate_plus, put_as
 from .names import KINDS
 from .scenes import scene
 
+CHOOSING = ("task_ids", "kinds", "sample", "sample_seed", "skip_missing")
+"""Arguments of the env that choose tasks: a task is the same whichever others are chosen with it."""
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -81,7 +84,8 @@ def kinds_of(tasks: Sequence[LiberoTask], left_out: Mapping[str, int]) -> TaskKi
     names, found = tuple(task.name for task in tasks), [_of(task) for task in tasks]
     file, known = locate_plus().classification, any(strength for _, strength in found)
     note = "" if known else f"strengths are not known: {file} is missing or has none; it is {CLASSIFICATION}"
-    return TaskKinds(names, tuple(kind for kind, _ in found), tuple(str(s or "") for _, s in found), left_out, note)
+    kinds, strengths = (tuple(part) for part in zip(*((kind, str(s or "")) for kind, s in found), strict=True))
+    return TaskKinds(names, kinds, strengths, left_out, note, CHOOSING)
 
 
 def _of(task: LiberoTask) -> tuple[str, int]:

@@ -1,0 +1,149 @@
+"""Success by kind of LIBERO-Plus after cloning, RL, and RL under some kinds, of the policy of ``make train``.
+
+    python benchmarks/robust_rl.py --out /tmp/robust                          # everything, then the table
+    python benchmarks/robust_rl.py --out /tmp/robust --part clone             # one part alone
+    python benchmarks/robust_rl.py --out /tmp/robust --part camera_noise --seeds 1
+    python benchmarks/robust_rl.py --out /tmp/robust --report                 # the table of what is there
+
+``plain`` is GRPO as ``make train`` does it. ``camera_noise`` and ``robot_layout`` start their episodes in variations of
+these two kinds alone; the others are left out of training. All are evaluated on the same variations of the three tasks,
+``--tasks`` of each kind, and on LIBERO-PRO's suites of libero_object. Each step is a command, printed before it runs; a
+complete one is not run again, and a training that was interrupted goes on. Wall and CPU seconds of each stand beside
+its log, from which the cost of all is estimated (``--report``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from _measure import machine, save
+from embodied.envs.libero import LiberoEnv
+from quickstart import Steps, newest
+
+from embodied.evaluation import compare_kinds
+from embodied.evaluation.compare import compare
+from embodied.evaluation.comparison_text import cells
+from embodied.evaluation.results import read
+
+KINDS = ("camera", "robot", "noise", "layout")
+TRAINED = {"plain": (), "camera_noise": ("camera", "noise"), "robot_layout": ("robot", "layout")}
+PRO = ("object", "swap", "lan", "task")
+SEEDS = (1, 2, 3)
+BEGINS = ("pick_up_the_alphabet_soup_and", "pick_up_the_salad_dressing_and", "pick_up_the_milk_and")
+PICTURES = ("init_params.camera_names=[agentview,robot0_eye_in_hand]", "init_params.camera_heights=64",
+            "init_params.camera_widths=64", "init_params.mesh_cell=0.01")  # fmt: skip
+QUIET = ("env.eval.video_cfg.save_video=false", "runner.logger.report=false")
+
+
+def varied(side: str, kinds: Sequence[str], each: int | None) -> list[str]:
+    """Overrides for variations of the three tasks: all of ``kinds``, or ``each`` of them, evenly spread."""
+    env = LiberoEnv("libero_plus_object", kinds=kinds, skip_missing=True, plain_instructions=True)
+    found = env.task_kinds()
+    assert found is not None
+    chosen: list[int] = []
+    for kind in kinds:
+        own = [
+            number for number, name in enumerate(found.names) if found.kinds[number] == kind and name.startswith(BEGINS)
+        ]
+        places = range(len(own)) if each is None else np.linspace(0, len(own) - 1, min(each, len(own))).astype(int)
+        chosen += [own[place] for place in places]
+    keys = (f"kinds=[{','.join(kinds)}]", "skip_missing=true", "plain_instructions=true", *PICTURES,
+            f"task_ids=[{','.join(map(str, sorted(chosen)))}]")  # fmt: skip
+    return [f"env@env.{side}=libero_plus_object", *(f"env.{side}.{key}" for key in keys)]
+
+
+def of_pro(how: str) -> list[str]:
+    keys = ("task_ids=[0,2,7]", *PICTURES)
+    return [f"env@env.eval=libero_pro_object_{how}", *(f"env.eval.{key}" for key in keys)]
+
+
+def learn(steps: Steps, part: str, seed: int, args: argparse.Namespace) -> Path:
+    """Trains a part with a seed; returns its last checkpoint, relative to the folder."""
+    name = f"{part}-{seed}"
+    under = varied("train", TRAINED[part], args.train_tasks) if TRAINED[part] else []
+    steps.run(
+        name, "train", "experiment=quickstart_libero", *under, f"runner.experiment_name={name}", f"runner.seed={seed}",
+        f"runner.max_epochs={args.iterations}", f"runner.save_interval={args.iterations}",
+        "runner.val_check_interval=-1", "runner.val_before_train=false", *QUIET, *args.train,
+    )  # fmt: skip
+    return newest(steps.out / "runs" / name).relative_to(steps.out)
+
+
+def measure(steps: Steps, name: str, checkpoint: Path | None, args: argparse.Namespace) -> None:
+    """Evaluates weights on LIBERO-Plus by kind, and on LIBERO-PRO's suites; ``None``: the shipped policy's."""
+    weights = [f"runner.ckpt_path={checkpoint}"] if checkpoint else []
+    suites = {"plus": varied("eval", KINDS, args.tasks), **{f"pro_{how}": of_pro(how) for how in args.pro}}
+    for suite, overrides in suites.items():
+        each = 1 if suite == "plus" else args.episodes
+        steps.run(
+            f"{name}-{suite}", "eval", "experiment=quickstart_libero", *overrides, *weights, *QUIET,
+            f"runner.experiment_name={name}-{suite}", f"env.eval.episodes_per_task={each}", *args.evaluation,
+        )  # fmt: skip
+
+
+def names(out: Path) -> Iterator[str]:
+    """Weights whose evaluations are there, the shipped policy's first."""
+    wanted = ["clone", *(f"{part}-{seed}" for part in TRAINED for seed in SEEDS)]
+    yield from (name for name in wanted if (out / f"{name}-plus.json").exists())
+
+
+def table(out: Path) -> str:
+    """Markdown: each training against the shipped policy, paired by start, with 95 % intervals."""
+    lines = ["| weights | kind | clone | 95 % interval | after | 95 % interval | difference | 95 % interval |",
+             "|---|---|---|---|---|---|---|---|"]  # fmt: skip
+    for name in names(out):
+        for suite in ("plus", *(f"pro_{how}" for how in PRO)):
+            if not (out / f"{name}-{suite}.json").exists() or not (out / f"clone-{suite}.json").exists():
+                continue
+            both = compare(read(str(out / "runs" / f"clone-{suite}")), read(str(out / "runs" / f"{name}-{suite}")))
+            rows = [cells(row.success) for row in compare_kinds.by_kind(both) if row.strength == "all"]
+            rows += [[f"LIBERO-{suite.split('_')[0].title()}{suite[3:].replace('_', ' ')}" if suite != "plus" else
+                      "LIBERO-Plus, all", *cells(both.over_all)[1:]]]  # fmt: skip
+            trained = TRAINED.get(name.rpartition("-")[0], ())
+            lines += [
+                f"| {name} | {' | '.join([row[0] + ' (trained)' * (row[0] in trained), *row[1:]])} |" for row in rows
+            ]
+    return "\n".join(lines)
+
+
+def report(out: Path) -> None:
+    """Prints the table and what each step took, and saves both."""
+    costs = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(out.glob("*.json"))}
+    text = table(out)
+    print(text)
+    for name, cost in costs.items():
+        print(f"{name}: {cost['wall_s'] / 60:.1f} min, {cost['cpu_s'] / 60:.1f} CPU min")
+    (out / "robust_rl.md").write_text(text + "\n", encoding="utf-8")
+    print(save("robust_rl", {"machine": machine(["mujoco", "torch"]), "table": text.splitlines(), "steps": costs}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--part", choices=["clone", *TRAINED], help="this part alone")
+    parser.add_argument("--seeds", type=int, nargs="*", default=SEEDS, choices=SEEDS)
+    parser.add_argument("--tasks", type=int, default=60, help="variations of each kind that are evaluated")
+    parser.add_argument("--train-tasks", type=int, help="variations of each kind to train on; none: all")
+    parser.add_argument("--episodes", type=int, default=20, help="episodes of each task of LIBERO-PRO")
+    parser.add_argument("--iterations", type=int, default=10, help="of each training")
+    parser.add_argument("--pro", nargs="*", default=PRO, choices=PRO)
+    parser.add_argument("--train", nargs="*", default=[], help="further keys of the trainings")
+    parser.add_argument("--evaluation", nargs="*", default=[], help="further keys of the evaluations")
+    parser.add_argument("--report", action="store_true")
+    args = parser.parse_args()
+    steps = Steps(args.out.resolve())
+    if not args.report:
+        if args.part in (None, "clone"):
+            measure(steps, "clone", None, args)
+        for seed in args.seeds:
+            for part in [args.part] if args.part in TRAINED else [] if args.part else TRAINED:
+                measure(steps, f"{part}-{seed}", learn(steps, part, seed, args), args)
+    report(steps.out)
+
+
+if __name__ == "__main__":
+    main()
