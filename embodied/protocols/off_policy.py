@@ -33,6 +33,11 @@ class ActorCritic(Protocol):
 
     log_temperature: Parameter  # float32 [], logarithm of the weight of the entropy
 
+    @property
+    def critics(self) -> int:
+        """E, the number of critics."""
+        ...
+
     def reads(self) -> Sequence[str]:
         """Names of the fields that actor and critics read beside the chunk: of the observation, of
         :meth:`embodied.protocols.Policy.encode_instructions`, of the decision (:data:`BASE`). A replay buffer keeps

@@ -220,6 +220,11 @@ class HeadPolicy(nn.Module):
         """See :meth:`embodied.protocols.ActorCritic.reads`."""
         return self._reads
 
+    @property
+    def critics(self) -> int:
+        """E, the number of critics."""
+        return self._ensemble[0]
+
     def propose(self, records: Mapping[str, Tensor], noise: Tensor) -> tuple[Tensor, Tensor]:
         """See :meth:`embodied.protocols.ActorCritic.propose`."""
         mean, log_std = self.actor(self._read(records, self.critic))

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from embodied.schema.keys.base import Section
 from embodied.schema.keys.names import Names
+from embodied.schema.keys.sections.off_policy import ReplayConfig, SacConfig
 
 
 def _losses() -> tuple[str, ...]:
@@ -93,6 +94,14 @@ class StartValueConfig(Section):
 
 
 class AlgorithmConfig(Section):
+    learner: Literal["policy_gradient", "sac"] = Field(
+        "policy_gradient",
+        description="policy_gradient = each iteration trains on its own records; sac = soft actor-critic: records stay "
+        "in a replay buffer, and are trained on again (algorithm.sac, algorithm.replay; a model with critics: "
+        "model=head).",
+    )
+    sac: SacConfig = SacConfig()
+    replay: ReplayConfig = ReplayConfig()
     adv_type: Literal[
         "grpo",
         "dr_grpo",
@@ -134,7 +143,8 @@ class AlgorithmConfig(Section):
         0.99,
         gt=0,
         le=1,
-        description="Discount from one reward (algorithm.reward_type) to the next, for gae and reinforce_plus_plus.",
+        description="Discount from one reward (algorithm.reward_type) to the next, for gae and reinforce_plus_plus; "
+        "with learner sac from one control step to the next.",
     )
     gae_lambda: float = Field(
         0.95, ge=0, le=1, description="gae: how far later rewards count; 0 = the next value alone, 1 = all of them."
@@ -341,3 +351,8 @@ class AlgorithmConfig(Section):
         description="Evaluation episodes of each start; more than 1 give eval/pass_at/K. env.eval.episodes_per_task "
         "counts the starts.",
     )
+
+    @property
+    def bootstraps(self) -> bool:
+        """Whether the last observations of episodes that were cut off are recorded, because their values are read."""
+        return self.adv_type == "gae" or self.learner == "sac"
