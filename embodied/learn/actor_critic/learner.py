@@ -152,11 +152,11 @@ class ActorCriticLearner(Stepping):
         batch = self._remember(arrays, results)
         due = sac.updates_due(self.records, self.algorithm.sac.learning_starts, self.algorithm.sac.updates_per_record)
         first, sums = self.updates, UpdateSums(torch.zeros(len(MEASURED), dtype=torch.float64))
-        share = self._share()
+        share = self.share()
         with watch("update", (due - first) * share.size) as passed:
             for number in range(first, due):
                 self.engine.set_rates(iteration + (number + 1 - first) / (due - first))
-                self._update(number, share, sums, passed)
+                self.update_once(number, share, sums, passed)
         self.updates = due
         self.engine.rest()
         self.cut_short = False
@@ -177,7 +177,7 @@ class ActorCriticLearner(Stepping):
         self.records += len(batch)
         return batch
 
-    def _share(self) -> Share:
+    def share(self) -> Share:
         """Returns this rank's share of each update: ranks draw from what they have collected, so in proportion."""
         own = self.memory.transitions
         lengths = self._group.gather(len(own))
@@ -186,7 +186,7 @@ class ActorCriticLearner(Stepping):
         rank = self._group.rank
         return Share(own, bounds[rank + 1] - bounds[rank])
 
-    def _update(self, number: int, share: Share, sums: UpdateSums, passed: Passed) -> None:
+    def update_once(self, number: int, share: Share, sums: UpdateSums, passed: Passed) -> None:
         """Makes one update: one optimizer step, and what follows it."""
         options, rank = self.algorithm.sac, self._group.rank
         acts = number % options.actor_interval == 0
