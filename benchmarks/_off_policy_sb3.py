@@ -48,4 +48,5 @@ def learnt(seed: int, steps: int, episodes: int) -> dict[str, float]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     what, *given = sys.argv[1:]
-    print(json.dumps({"updates": updates, "learnt": learnt}[what](*map(int, given))))
+    numbers = [*map(int, given)]
+    print(json.dumps(updates(*numbers) if what == "updates" else learnt(*numbers)))
