@@ -31,6 +31,10 @@ from embodied.protocols.later import AnswersLater as AnswersLater
 from embodied.protocols.later import NamesWeights as NamesWeights
 from embodied.protocols.model_for_env import ChoosesModel as ChoosesModel
 from embodied.protocols.model_for_env import FitsEnv as FitsEnv
+from embodied.protocols.off_policy import BASE as BASE
+from embodied.protocols.off_policy import CHUNK as CHUNK
+from embodied.protocols.off_policy import ActorCritic as ActorCritic
+from embodied.protocols.off_policy import Critics as Critics
 from embodied.protocols.others import Cell as Cell
 from embodied.protocols.others import Reward as Reward
 from embodied.protocols.others import RewardModel as RewardModel

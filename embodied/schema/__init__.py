@@ -48,6 +48,8 @@ from embodied.schema.keys.sections.env import RolloutConfig as RolloutConfig
 from embodied.schema.keys.sections.env import VideoConfig as VideoConfig
 from embodied.schema.keys.sections.fsdp import FsdpConfig as FsdpConfig
 from embodied.schema.keys.sections.fsdp import MixedPrecisionConfig as MixedPrecisionConfig
+from embodied.schema.keys.sections.off_policy import ReplayConfig as ReplayConfig
+from embodied.schema.keys.sections.off_policy import SacConfig as SacConfig
 from embodied.schema.keys.sections.perturb import PerturbationConfig as PerturbationConfig
 from embodied.schema.keys.sections.perturb import PerturbConfig as PerturbConfig
 from embodied.schema.keys.sections.perturb import conditions_of as conditions_of

@@ -14,7 +14,7 @@ from embodied.algorithms.layout import Counts, Layout
 from embodied.errors import SpecMismatchError
 from embodied.instructions import fields_of
 from embodied.parallel.modes import without_dropout
-from embodied.protocols import Clonable, ContinuesChunks, HasDemonstrationLoss, Policy
+from embodied.protocols import ActorCritic, Clonable, ContinuesChunks, HasDemonstrationLoss, Policy
 from embodied.random import Stream, generator
 from embodied.types import ContinuousAction, DiscreteAction, EnvSpec, Evaluation, Gaussian, Noise, PolicySpec, Sampling
 
@@ -289,6 +289,8 @@ def _check_gradients(policy: Policy, result: Evaluation, layout: Layout, fields:
             loss = loss + part.sum()
     loss.backward()
     without = [name for name, p in policy.named_parameters() if p.requires_grad and p.grad is None]
+    if isinstance(policy, ActorCritic):  # its critics and its temperature learn by propose() and judge()
+        without = [name for name in without if name.startswith("actor.")]
     _expect(not without, "gradients", f"none for {', '.join(without[:5])}", "one for every trainable parameter")
 
 

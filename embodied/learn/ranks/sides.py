@@ -22,6 +22,7 @@ import torch
 
 from embodied.errors import Stopped
 from embodied.learn.acting import Acting, check_acts_alone, make_acting
+from embodied.learn.actor_critic.learner import ActorCriticLearner
 from embodied.learn.batch import Batch
 from embodied.learn.ranks.acting import Received, Sent
 from embodied.learn.ranks.deal import Dealer
@@ -223,7 +224,7 @@ class RolloutSide:
             setattr(self, name, value)
 
 
-Learner = Trainer | RolloutSide
+Learner = Trainer | RolloutSide | ActorCriticLearner
 """What a process has of reinforcement learning: the learner, or what stands for it."""
 
 

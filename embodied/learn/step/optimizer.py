@@ -1,4 +1,4 @@
-"""Makes the optimizer, with a learning rate of its own for the value head, and schedules both rates."""
+"""Makes the optimizer, with learning rates of their own for value head, critics and temperature, and schedules them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ FALLS: dict[str, Callable[[float], float]] = {
 
 
 def make_optimizer(policy: Policy, optim: OptimConfig) -> torch.optim.Optimizer:
-    """Adam over what is trainable, in two parameter groups: ``policy``, then ``value`` if there is a value head.
+    """Adam over what is trainable, in parameter groups: ``policy``, then ``value`` if there is a value head or critics,
+    then ``temperature`` of an actor with critics.
 
     ``adamw`` takes the weight decay off the weights themselves (arXiv 1711.05101), ``adam`` adds it to the gradient.
 
@@ -40,11 +41,10 @@ def make_optimizer(policy: Policy, optim: OptimConfig) -> torch.optim.Optimizer:
             "set actor.model.is_lora=true, or narrow actor.model.freeze_pattern; an exported program (model=exported) "
             "cannot be trained: evaluate it (python -m embodied.eval), and train the checkpoint that it was made from",
         )
-    value = [p for name, p in trainable if name.startswith("value_head")]
-    rest = [p for name, p in trainable if not name.startswith("value_head")]
+    rates = {"policy": optim.lr, "value": optim.value_lr, "temperature": optim.temperature_lr}
     groups = [
-        {"params": rest, "lr": optim.lr, "name": "policy"},
-        {"params": value, "lr": optim.value_lr, "name": "value"},
+        {"params": [p for name, p in trainable if _group_of(name) == group], "lr": lr, "name": group}
+        for group, lr in rates.items()
     ]
     kind = torch.optim.AdamW if optim.optimizer == "adamw" else torch.optim.Adam
     return kind(
@@ -54,6 +54,13 @@ def make_optimizer(policy: Policy, optim: OptimConfig) -> torch.optim.Optimizer:
         weight_decay=optim.weight_decay,
         **KERNELS[optim.impl],
     )
+
+
+def _group_of(name: str) -> str:
+    """Returns the parameter group of a parameter, by its name."""
+    if name.startswith(("value_head", "critic.")):
+        return "value"
+    return "temperature" if name == "log_temperature" else "policy"
 
 
 class RateSchedule:
@@ -69,7 +76,7 @@ class RateSchedule:
 
     def __init__(self, optim: OptimConfig, config: LrScheduleConfig, iterations: int) -> None:
         self._config = config
-        self._rates = {"policy": optim.lr, "value": optim.value_lr}
+        self._rates = {"policy": optim.lr, "value": optim.value_lr, "temperature": optim.temperature_lr}
         self._first = config.lr_warmup_init / optim.lr
         self._lowest = config.min_lr_ratio if config.min_lr is None else config.min_lr / optim.lr
         self._warmup = config.lr_warmup_iters or config.lr_warmup_fraction * iterations
@@ -101,7 +108,7 @@ class RateSchedule:
         return self._lowest + (1 - self._lowest) * self._shape(done)
 
     def apply(self, optimizer: torch.optim.Optimizer, position: float) -> None:
-        """Sets the rates of both parameter groups: each its base rate times the same factor."""
+        """Sets the rates of all parameter groups: each its base rate times the same factor."""
         for group in optimizer.param_groups:
             group["lr"] = self._rates[group["name"]] * self.factor(position)
 

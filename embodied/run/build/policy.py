@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
@@ -231,9 +232,11 @@ def sizes(config: schema.Config, sides: Sides, processes: Group, spec: PolicySpe
     hosts = processes.of("rollout")
     episodes = schema.episodes_per_iteration(config)
     records = episodes * -(-sides.train.max_steps // spec.num_action_chunks)
-    finals = episodes if config.algorithm.adv_type == "gae" else 0
+    finals = episodes if config.algorithm.bootstraps else 0
     slots = slots_of(config, hosts)
     steps = -(-records // config.actor.global_batch_size) * config.algorithm.update_epoch
+    if config.algorithm.learner == "sac":
+        steps = math.ceil(records * config.algorithm.sac.updates_per_record)
     own = hosts.divide(records + finals)
     if not only_evaluates(config):
         _check_queue(config.actor.channel.queue_size, own, hosts)

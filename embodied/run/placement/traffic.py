@@ -42,7 +42,7 @@ def traffic(
     """Returns the sizes of an iteration."""
     learners = processes.of("train").size
     records = numbers.episodes * -(-sides.train.max_steps // spec.num_action_chunks)
-    finals = numbers.episodes if config.algorithm.adv_type == "gae" else 0
+    finals = numbers.episodes if config.algorithm.bootstraps else 0
     fields, obs = numbers.fields, sides.train.spec.obs
     whole, fsdp = counted.whole or counted.weights, config.actor.fsdp_config
     told = () if instructions.FIELD in obs else ("task_id",)

@@ -244,7 +244,7 @@ class Collector:
 
     def _job(self, iteration: int, weight_version: int) -> Job:
         config, side = self._config, self._side
-        bootstraps, always = config.algorithm.adv_type == "gae", config.algorithm.bootstrap_type == "always"
+        bootstraps, always = config.algorithm.bootstraps, config.algorithm.bootstrap_type == "always"
         return Job(
             sampling(config.algorithm.sampling_params, config.algorithm.logprob_dtype), config.runner.seed,
             Stream.TRAIN_NOISE, weight_version, side.max_steps, keep_records=True,

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from embodied.errors import ConfigError
+from embodied.learn.actor_critic.learner import ActorCriticLearner
 from embodied.learn.ranks.deal import Dealer
 from embodied.learn.ranks.sides import Learner, Links, RolloutSide, TrainSide, links
 from embodied.learn.score.own_successes import OwnSuccesses
@@ -29,12 +31,30 @@ def make_learner(
     Args:
         stops: whether a stop signal has come here.
     """
+    if config.algorithm.learner == "sac":
+        if processes.is_split:
+            raise ConfigError(
+                "cluster.component_placement has processes that only collect or only train, and algorithm.learner sac "
+                "keeps the records where they were collected",
+                "leave cluster.component_placement out",
+            )
+        return _make_actor_critic(config, sides.train, model)
     if not processes.is_split:
         return make_trainer(config, sides.train, model)
     connected = _links(config, sides, model, processes, stops)
     if processes.of("train").here:
         return make_trainer(config, sides.train, model, links=connected)
     return RolloutSide(model.policy, model.device, connected, memory_of_starts(config, sides.train))
+
+
+def _make_actor_critic(config: Config, side: ConfiguredEnv, model: Model) -> ActorCriticLearner:
+    runner = config.runner
+    return ActorCriticLearner(
+        policy=model.policy, env=side.spec, actor=config.actor, algorithm=config.algorithm, device=model.device,
+        seed=runner.seed, max_bad_updates=runner.max_bad_updates, iterations=runner.max_epochs,
+        peak_flops=peak_flops(runner.peak_tflops, model.policy, model.device), parallel=model.sharding,
+        weight_sync_interval=runner.weight_sync_interval,
+    )  # fmt: skip
 
 
 def _links(config: Config, sides: Sides, model: Model, processes: Group, stops: Callable[[], bool]) -> Links:

@@ -41,7 +41,10 @@ class OptimConfig(Section):
         "adamw", description="adamw = weight decay apart from the gradient; adam = as a part of it."
     )
     lr: float = Field(1e-4, gt=0, description="Learning rate of the policy.")
-    value_lr: float = Field(3e-3, gt=0, description="Learning rate of the value head.")
+    value_lr: float = Field(3e-3, gt=0, description="Learning rate of the value head, or of the critics.")
+    temperature_lr: float = Field(
+        3e-4, gt=0, description="Learning rate of the logarithm of the temperature (algorithm.learner=sac)."
+    )
     adam_beta1: float = Field(0.9, ge=0, lt=1, description="Adam's first moment decay.")
     adam_beta2: float = Field(0.999, ge=0, lt=1, description="Adam's second moment decay.")
     adam_eps: float = Field(1e-5, gt=0, description="Adam's epsilon.")

@@ -10,6 +10,8 @@ from pydantic import Field
 
 from embodied.schema.keys.base import Section
 from embodied.schema.keys.names import Names
+from embodied.schema.keys.sections.off_policy import ReplayConfig, SacConfig
+from embodied.schema.keys.sections.start_value import StartValueConfig as StartValueConfig
 
 
 def _losses() -> tuple[str, ...]:
@@ -77,22 +79,15 @@ class KlControlConfig(Section):
     )
 
 
-class StartValueConfig(Section):
-    half_life: float | None = Field(
-        8.0,
-        gt=0,
-        description="Iterations until an episode counts half in what is remembered of its start, because the policy "
-        "has moved; null = nothing is forgotten, which is right for a policy that does not learn.",
-    )
-    prior_episodes: float | None = Field(
-        None,
-        ge=0,
-        description="How many episodes the value of its task counts as much as, in the value of a start; null = "
-        "estimated from how alike episodes of one start are.",
-    )
-
-
 class AlgorithmConfig(Section):
+    learner: Literal["policy_gradient", "sac"] = Field(
+        "policy_gradient",
+        description="policy_gradient = each iteration trains on its own records; sac = soft actor-critic: records stay "
+        "in a replay buffer, and are trained on again (algorithm.sac, algorithm.replay; a model with critics: "
+        "model=head).",
+    )
+    sac: SacConfig = SacConfig()
+    replay: ReplayConfig = ReplayConfig()
     adv_type: Literal[
         "grpo",
         "dr_grpo",
@@ -134,7 +129,8 @@ class AlgorithmConfig(Section):
         0.99,
         gt=0,
         le=1,
-        description="Discount from one reward (algorithm.reward_type) to the next, for gae and reinforce_plus_plus.",
+        description="Discount from one reward (algorithm.reward_type) to the next, for gae and reinforce_plus_plus; "
+        "with learner sac from one control step to the next.",
     )
     gae_lambda: float = Field(
         0.95, ge=0, le=1, description="gae: how far later rewards count; 0 = the next value alone, 1 = all of them."
@@ -341,3 +337,8 @@ class AlgorithmConfig(Section):
         description="Evaluation episodes of each start; more than 1 give eval/pass_at/K. env.eval.episodes_per_task "
         "counts the starts.",
     )
+
+    @property
+    def bootstraps(self) -> bool:
+        """Whether the last observations of episodes that were cut off are recorded, because their values are read."""
+        return self.adv_type == "gae" or self.learner == "sac"

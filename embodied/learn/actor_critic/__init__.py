@@ -1,0 +1,8 @@
+"""Off-policy learning of an actor with critics, from records that stay (``algorithm.learner=sac``).
+
+| file | what it does |
+|---|---|
+| ``learner.py`` | an iteration: its records are remembered, then updates |
+| ``update.py`` | the loss of one update, from a batch of remembered records |
+| ``memory.py`` | keeps the records that may be drawn |
+"""

@@ -1,0 +1,51 @@
+"""Sections of off-policy learning: ``algorithm.sac.*`` and ``algorithm.replay.*``."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from embodied.schema.keys.base import Section
+
+
+class SacConfig(Section):
+    updates_per_record: float = Field(
+        1.0,
+        gt=0,
+        description="Optimizer steps for each record that is collected (update-to-data ratio). It is kept exactly, "
+        "whatever the speed of simulators.",
+    )
+    learning_starts: int = Field(
+        1000,
+        ge=1,
+        description="Records that are collected before anything is learnt; their chunks are uniform in the range of "
+        "the actions.",
+    )
+    target_rate: float = Field(
+        0.005, gt=0, le=1, description="Share of the way that the target critics move to the critics in an update."
+    )
+    target_critics: int | None = Field(
+        2,
+        ge=1,
+        description="Critics of a random subset, the same for a batch, of whose target critics the least counts "
+        "(REDQ); null = all of actor.model.critics.",
+    )
+    actor_critics: Literal["least", "mean"] = Field(
+        "least", description="What the actor makes large: the least of all critics, or their mean (REDQ)."
+    )
+    actor_interval: int = Field(1, ge=1, description="Updates of the critics to one of actor and temperature.")
+    target_interval: int = Field(1, ge=1, description="Updates to one move of the target critics.")
+    n_step: int = Field(
+        1, ge=1, description="Records whose rewards a target sums before it takes a value; 1 = those of one chunk."
+    )
+    target_entropy: float | None = Field(
+        None, description="Entropy of a chunk that the temperature aims at, nats; null = −1 for each of its numbers."
+    )
+    learn_temperature: bool = Field(
+        True, description="Learn the weight of the entropy; false = it stays actor.model.temperature."
+    )
+
+
+class ReplayConfig(Section):
+    capacity: int = Field(1_000_000, ge=1, description="Most records that stay in a process; the oldest leave first.")

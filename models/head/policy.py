@@ -1,0 +1,299 @@
+"""A small actor with critics, from an env's state or pictures: what soft actor-critic trains.
+
+    state, pictures ─▶ read ─▶ actor: tanh(N(mean, std²)) ─▶ chunk ─▶ head ─▶ actions
+                        └────────────┬──────────────────────┘
+                                     └─▶ E critics ─▶ what the chunk is worth
+
+The state is scaled by fixed bounds, if there are any (``state_low``, ``state_high``); nothing is measured while it
+learns, so a state means the same number in every record of a replay buffer. A sentence of one of several tasks is read
+as a fixed random vector. Pictures go through a small encoder that learns with the critics alone; the actor reads what
+it gives, too.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from embodied.errors import ConfigError, SpecMismatchError
+from embodied.protocols import BASE, CHUNK, Critics
+from embodied.types import (
+    ArraySpec,
+    ContinuousAction,
+    Decision,
+    EnvSpec,
+    Evaluation,
+    Noise,
+    PolicySpec,
+    Sampling,
+)
+
+from . import squashed
+from .from_scratch import FromScratch, Head
+from .network import Actor, Ensemble, Judges, Pictures
+
+HEADS: Mapping[str, type[Any]] = {"from_scratch": FromScratch}
+"""``actor.model.head`` → class of the head."""
+TASK = "task"
+WORDS = 16  # numbers of the vector of a sentence
+ROWS = 64  # sentences that have a vector of their own
+
+
+class HeadPolicy(nn.Module):
+    """An actor with E critics (:class:`embodied.protocols.ActorCritic`). Its layers are made when it is bound to its
+    first env.
+
+    Args:
+        head: what a chunk of the actor is (:data:`HEADS`): from_scratch = the actions themselves.
+        num_action_chunks: K, actions of a decision.
+        hidden: numbers of a hidden layer of actor and critics.
+        layers: their hidden layers.
+        critics: E.
+        critic_layer_norm: normalise the numbers of the critics' hidden layers (arXiv 2302.02948).
+        pictures: read the pictures, too.
+        picture_width: numbers that the encoder makes of them.
+        state_low, state_high: bounds of the state [S], which are read as −1 and 1; null = the state as it is.
+        temperature: weight of the entropy at first.
+        seed: of the first weights.
+
+    Raises:
+        ConfigError: a size that is no whole number above 0, or an unknown head.
+    """
+
+    low: Tensor
+    width: Tensor
+    words: Tensor
+
+    def __init__(
+        self, head: str = "from_scratch", num_action_chunks: int = 1, hidden: int = 256, layers: int = 2,
+        critics: int = 2, critic_layer_norm: bool = True, pictures: bool = False, picture_width: int = 64,
+        state_low: Sequence[float] | None = None, state_high: Sequence[float] | None = None, temperature: float = 1.0,
+        seed: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        sizes = {
+            "num_action_chunks": num_action_chunks, "hidden": hidden, "layers": layers, "critics": critics,
+            "picture_width": picture_width,
+        }  # fmt: skip
+        for name, value in sizes.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(
+                    f"actor.model.{name} is {value!r}, expected a whole number from 1", f"change actor.model.{name}"
+                )
+        if head not in HEADS:
+            raise ConfigError(
+                f"actor.model.head is {head!r}, which is no head", f"set actor.model.head to one of {', '.join(HEADS)}"
+            )
+        if not (math.isfinite(temperature) and temperature > 0):
+            raise ConfigError(
+                f"actor.model.temperature is {temperature!r}, expected a number above 0", "set it, e.g. to 1.0"
+            )
+        self._chunk, self._sizes, self._seed = num_action_chunks, (hidden, layers), seed
+        self._ensemble, self._picture_width = (critics, critic_layer_norm), picture_width if pictures else 0
+        self._bounds = _bounds(state_low, state_high)
+        self._made_for: tuple[Any, ...] | None = None
+        self._tasks: Sequence[str] = ()
+        self._uniform = False
+        self._reads: Sequence[str] = ()
+        self.head: Head = HEADS[head]()
+        self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature)))
+        for name in ("low", "width", "words"):
+            self.register_buffer(name, torch.zeros(0), persistent=False)
+
+    # -- what the env has --------------------------------------------------------------------------------------------
+
+    def bind(self, env: EnvSpec) -> None:
+        """See :meth:`embodied.protocols.Policy.bind`. Raises :class:`SpecMismatchError`: the env takes no numbers, has
+        nothing that this policy reads, or has other sizes than the one before."""
+        if not isinstance(env.action, ContinuousAction):
+            raise SpecMismatchError(
+                "the env does not take actions of several numbers, and this policy gives no others",
+                "choose another env, or another model: model=mlp chooses one of N actions",
+            )
+        state, pictures = (env.obs[name].shape if name in env.obs else () for name in ("state", "images"))
+        pictures = pictures if self._picture_width else ()
+        if not state and not pictures:
+            raise SpecMismatchError(
+                "the env has no state, and this policy reads nothing else",
+                "set actor.model.pictures=true, or map a state (env=gym: env.train.state)",
+            )
+        self.head.bind(env, self._chunk)
+        sizes = (state, pictures, self.head.chunk_size)
+        if self._made_for is None:
+            self._make(env, state, pictures)
+            self._made_for = sizes
+        elif sizes != self._made_for:
+            raise SpecMismatchError(
+                f"the env has state, pictures and numbers of a chunk {sizes}; the policy was made for {self._made_for}",
+                "give env.train and env.eval the same observations and actions, or train a policy of its own",
+            )
+        self._tasks = env.tasks
+
+    def _make(self, env: EnvSpec, state: tuple[int, ...], pictures: tuple[int, ...]) -> None:
+        device, (hidden, layers) = self.low.device, self._sizes
+        numbers = state[0] if state else 0
+        low, high = self._bounds or ([-1.0] * numbers, [1.0] * numbers)
+        if len(low) != numbers:
+            raise SpecMismatchError(
+                f"the env has a state of {numbers} numbers, and actor.model.state_low and state_high have {len(low)}",
+                "give one bound for each number of the state, or set both to null",
+            )
+        self.low, self.width = torch.tensor(low), (torch.tensor(high) - torch.tensor(low)) / 2
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._seed)
+            self.words = torch.randn(ROWS if len(env.tasks) > 1 else 0, WORDS)
+            read = numbers + self.head.base_size + (self._picture_width if pictures else 0)
+            read += WORDS if len(self.words) else 0
+            self.actor = Actor(read, self.head.chunk_size, hidden, layers)
+            count, layer_norm = self._ensemble
+            ensemble = Ensemble(read + self.head.chunk_size, count, hidden, layers, layer_norm)
+            self.critic = Judges(ensemble, Pictures(pictures, self._picture_width) if pictures else None)
+        with torch.no_grad():
+            self.actor.out.weight *= 0.1  # at first chunks are about uniform, and hardly depend on what is read
+        self.target = copy.deepcopy(self.critic).requires_grad_(False)
+        found = {"state": numbers, "images": pictures, TASK: len(self.words), BASE: self.head.base_size}
+        self._reads = tuple(name for name, size in found.items() if size)
+        self.to(device)
+
+    @property
+    def spec(self) -> PolicySpec:
+        if self._made_for is None:
+            raise SpecMismatchError("the policy has no sizes yet", "call bind(env.spec) first")
+        size, shape = self.head.chunk_size, (self._chunk, self.head.action_dim)
+        decision = {
+            CHUNK: ArraySpec((size,), "float32"), "actions": ArraySpec(shape, "float32"),
+            "logprobs": ArraySpec((size,), "float32"), **self.head.fields,
+        }  # fmt: skip
+        noise = self.head.noise_size
+        return PolicySpec(
+            self._chunk, decision, self.head.elements, Noise((noise + size,), "normal", greedy=noise), entropy=False,
+            distribution=False, random_weights=True, sampling=(),
+        )  # fmt: skip
+
+    # -- acting ------------------------------------------------------------------------------------------------------
+
+    def encode_instructions(self, texts: Sequence[str]) -> Mapping[str, Tensor]:
+        if not len(self.words):
+            return {}
+        known = {text: row % ROWS for row, text in reversed([*enumerate(self._tasks)])}
+        return {TASK: torch.tensor([known.get(text, zlib.crc32(text.encode()) % ROWS) for text in texts])}
+
+    def probe(self, obs: Mapping[str, Tensor]) -> Sequence[str]:
+        """Reports nothing: weights of this network leave nothing open."""
+        return ()
+
+    @torch.no_grad()
+    def act(self, obs: Mapping[str, Tensor], noise: Tensor, sampling: Sampling) -> Decision:
+        first = self.head.noise_size
+        own = self.head.begin(obs, noise[:, :first])
+        mean, log_std = self.actor(self._read({**obs, **own}, self.critic))
+        if not sampling.do_sample:
+            chunk = mean.tanh()
+        elif self._uniform:
+            chunk = squashed.uniform(noise[:, first:])
+        else:
+            chunk, _ = squashed.draw(mean, log_std, noise[:, first:])
+        logprobs = squashed.log_density(chunk, mean, log_std)  # as evaluate() has it, which sees rounded chunks
+        actions = self.head.actions(obs, chunk, own)
+        return Decision({CHUNK: chunk, "actions": actions, "logprobs": logprobs, **own})
+
+    def evaluate(
+        self, records: Mapping[str, Tensor], sampling: Sampling, distribution: bool = False
+    ) -> Evaluation:  # fmt: skip
+        mean, log_std = self.actor(self._read(records, self.critic))
+        return Evaluation(squashed.log_density(records[CHUNK], mean, log_std))
+
+    def explore(self, uniform: bool) -> None:
+        """See :meth:`embodied.protocols.ActorCritic.explore`."""
+        self._uniform = uniform
+
+    # -- learning ----------------------------------------------------------------------------------------------------
+
+    def reads(self) -> Sequence[str]:
+        """See :meth:`embodied.protocols.ActorCritic.reads`."""
+        return self._reads
+
+    @property
+    def critics(self) -> int:
+        """E, the number of critics."""
+        return self._ensemble[0]
+
+    def propose(self, records: Mapping[str, Tensor], noise: Tensor) -> tuple[Tensor, Tensor]:
+        """See :meth:`embodied.protocols.ActorCritic.propose`."""
+        mean, log_std = self.actor(self._read(records, self.critic))
+        chunks, logprobs = squashed.draw(mean, log_std, noise)
+        return chunks, logprobs.sum(-1)
+
+    def judge(self, records: Mapping[str, Tensor], chunks: Tensor, critics: Critics = "learning") -> Tensor:
+        """See :meth:`embodied.protocols.ActorCritic.judge`."""
+        judges, learning = (self.target if critics == "target" else self.critic), critics == "learning"
+        return judges.ensemble(torch.cat([self._read(records, judges, learning), chunks], -1), learning)
+
+    @torch.no_grad()
+    def follow(self, rate: float) -> None:
+        """See :meth:`embodied.protocols.ActorCritic.follow`."""
+        torch._foreach_lerp_([*self.target.parameters()], [*self.critic.parameters()], rate)
+
+    def targets(self) -> Mapping[str, Tensor]:
+        """See :meth:`embodied.protocols.ActorCritic.targets`."""
+        return {name: parameter.detach() for name, parameter in self.target.named_parameters()}
+
+    def _read(self, records: Mapping[str, Tensor], judges: Judges, learning: bool = False) -> Tensor:
+        """Joins what actor and critics read: float32 [B, S].
+
+        Args:
+            judges: whose encoder reads pictures.
+            learning: the encoder gets a gradient.
+        """
+        parts = []
+        if "state" in self._reads:
+            state = records["state"].float()
+            parts.append(state if self._bounds is None else (state - self.low) / self.width - 1)
+        if judges.pictures is not None:
+            parts.append(judges.look(records["images"], learning))
+        if len(self.words):
+            parts.append(self.words[records[TASK].long()])
+        if self.head.base_size:
+            parts.append(records[BASE])
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+    # -- demonstrations, counting ------------------------------------------------------------------------------------
+
+    def encode_actions(self, actions: Tensor) -> Mapping[str, Tensor]:
+        """Encodes actions [B, K, A] as chunks float32 [B, D]."""
+        return {CHUNK: self.head.chunk(actions, {})}
+
+    def flops(self, records: Mapping[str, np.ndarray], training: bool) -> np.ndarray:
+        """Counts the actor's FLOPs when it acts. Those of an update are critics' as well: one pass of theirs and of the
+        actor, three times for its gradients."""
+        weights = sum(p.numel() for p in self.actor.parameters() if p.ndim == 2)
+        if training:
+            weights += sum(p.numel() for p in self.critic.ensemble.weights)
+        return np.full(len(records[CHUNK]), 2.0 * weights * (3 if training else 1))
+
+    def describe(self) -> Mapping[str, str]:
+        counts = {part: sum(p.numel() for p in getattr(self, part).parameters()) for part in ("actor", "critic")}
+        told = {f"parameters of the {part}": str(count) for part, count in counts.items()}
+        return {"model": "actor and critics", "critics": str(self._ensemble[0]), **told}
+
+
+def _bounds(low: Sequence[float] | None, high: Sequence[float] | None) -> tuple[list[float], list[float]] | None:
+    """Returns the bounds of a state, as they were given. Raises :class:`ConfigError`: they are no bounds."""
+    if low is None and high is None:
+        return None
+    found = [float(value) for value in low or ()], [float(value) for value in high or ()]
+    finite = all(math.isfinite(value) for part in found for value in part)
+    if len(found[0]) != len(found[1]) or not finite or any(a >= b for a, b in zip(*found, strict=True)):
+        raise ConfigError(
+            f"actor.model.state_low is {low} and actor.model.state_high {high}, expected as many finite numbers in "
+            "both, each of the first below that of the second",
+            "change them, or set both to null",
+        )
+    return found
