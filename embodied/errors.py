@@ -144,6 +144,10 @@ class ServerRefusedError(EmbodiedError):
     """A policy server refuses the client's token or its request, or serves another policy than before."""
 
 
+class PolicyChangedError(EmbodiedError):
+    """What answers behind a policy server is another policy than before: its episodes cannot be counted together."""
+
+
 class DelayError(EmbodiedError):
     """A policy server's answers come too late for the number of actions that are executed of a chunk."""
 

@@ -183,7 +183,9 @@ class Service:
         if greedy is None:
             greedy = not self.sampling.do_sample
         goes_on = self._continues and inputs.goes_on(question.options, self._action.shape)
-        waiting = _Waiting(question, greedy, goes_on, session.next(question.options.session), ticket)
+        draw = question.options.draw
+        place = session.next(question.options.session) if draw is None else (0, draw)
+        waiting = _Waiting(question, greedy, goes_on, place, ticket)
         with self._lock:
             self._waiting.append(waiting)
         if self._bell.empty():  # else it rings already, and what has come is seen then

@@ -11,10 +11,11 @@ from typing import TypeVar
 import torch
 
 from embodied import schema
+from embodied.errors import ConfigError
 from embodied.observe.terminal.console import Console
 from embodied.parallel.barrier import Gathers, Interruptible, gather_shares
 from embodied.parallel.group import Group
-from embodied.protocols import Decodes, Policy
+from embodied.protocols import AnswersLater, Decodes, Policy
 from embodied.run.build.engine import MAX_LANES, max_gap
 from embodied.run.build.given import ConfiguredEnv, Sides
 from embodied.run.build.policy import Model, record_fields, reproducible_arithmetic
@@ -26,6 +27,7 @@ from embodied.runtime.engine.engine import Engine
 from embodied.runtime.engine.port import EnginePort
 from embodied.runtime.policy.by_version import ByVersion
 from embodied.runtime.policy.decoder import Decoder
+from embodied.runtime.policy.later import Later
 from embodied.runtime.policy.policy_port import OffersPort, OnePass, PolicyPort
 from embodied.runtime.pool.fork_server import ForkServer
 from embodied.runtime.ports import EnvPort
@@ -172,6 +174,14 @@ class Simulators:
         if self.engine is not None:
             gap = max_gap(config, model.policy)
             return EnginePort(self.engine, model.policy, slab, side.spec, model.device, gap, self._probe_once)
+        if isinstance(model.policy, AnswersLater):
+            if self._use is not None:
+                raise ConfigError(
+                    f"algorithm.max_staleness is {config.algorithm.max_staleness}, and answers of a policy behind a "
+                    "server are waited for by one version of the weights at a time",
+                    "set algorithm.max_staleness to 1 or 0",
+                )
+            return Later(model.policy, slab, side.spec, model.device, self._probe_once)
         own = config.algorithm.val_rollout_batch_size_per_gpu if side.name == "eval" else None
         rows = own or rows_of_call(model.policy, config.rollout, slots_of_call(slots, self.processes))
         eager = config.rollout.eager(rows)

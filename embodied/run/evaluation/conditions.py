@@ -11,7 +11,7 @@ from typing import Any
 from embodied import schema
 from embodied.learn.checkpoint.metadata import read_meta
 from embodied.observe.reach import actions
-from embodied.protocols import NamesSampler, Policy
+from embodied.protocols import NamesSampler, NamesWeights, Policy
 from embodied.run.build.action_kind import ActionKind, kind_of_sampling
 from embodied.run.build.given import ConfiguredEnv
 from embodied.run.build.policy import sampling
@@ -108,7 +108,7 @@ def conditions(config: schema.Config, side: ConfiguredEnv, policy: Policy, folde
     own = side.config
     assert isinstance(own, EnvEvalConfig)
     return Conditions(
-        weights=_weights(config, policy.spec, folder, iteration), max_steps=side.max_steps,
+        weights=_weights(config, policy, folder, iteration), max_steps=side.max_steps,
         env_max_steps=side.spec.max_episode_steps,
         episodes_per_task=episodes_per_task(config, side), init_states_per_task=side.spec.num_init_states,
         use_fixed_reset_state_ids=own.use_fixed_reset_state_ids, ignore_terminations=own.ignore_terminations,
@@ -162,13 +162,15 @@ def sampling_facts(drawn: Sampling, side: ConfiguredEnv, policy: Policy) -> dict
     return {**side.kind.sampling_fields(fields), **own, **noisy}
 
 
-def _weights(config: schema.Config, spec: PolicySpec, folder: Path, iteration: int) -> str:
+def _weights(config: schema.Config, policy: Policy, folder: Path, iteration: int) -> str:
     """Says whose weights are evaluated."""
     if config.runner.answers is not None:
         return config.runner.answers
     if config.runner.only_eval:
+        if isinstance(policy, NamesWeights) and config.runner.ckpt_path is None:
+            return ", ".join(f"{name} {value}" for name, value in policy.weights().items())
         named = (config.actor.model.model_extra or {}).get("model_path") or "that actor.model names"
-        as_built = "random weights" if spec.random_weights else f"the weights {named}"
+        as_built = "random weights" if policy.spec.random_weights else f"the weights {named}"
         return config.runner.ckpt_path or as_built
     average = ", their moving average" if config.actor.optim.ema_decay is not None else ""
     return f"{folder} after {iteration} iterations{average}"

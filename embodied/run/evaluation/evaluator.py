@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from embodied.errors import Stopped
+from embodied.errors import PolicyChangedError, Stopped
 from embodied.evaluation import kinds, pass_at_k, robustness
 from embodied.instructions import FAILURES
 from embodied.lib.whole import write_whole
@@ -25,7 +25,7 @@ from embodied.run.build.texts import Details, Generations, generations_table, wr
 from embodied.run.evaluation import protocol, replay, successes
 from embodied.run.evaluation.answers import FileAnswers
 from embodied.run.evaluation.conditions import Conditions, asks_once, checkpoint_of, conditions, env_of
-from embodied.run.evaluation.resume_evaluation import Unfinished, identity_of_config, of_plan, of_tasks
+from embodied.run.evaluation.resume_evaluation import Unfinished, identity_of_config, of_plan, of_tasks, of_weights
 from embodied.run.evaluation.seen import Seen, of_run, seen_line
 from embodied.run.evaluation.seen import seen as seen_starts
 from embodied.run.evaluation.videos import show_side_by_side
@@ -149,6 +149,9 @@ class EvaluationRunner:
             if unfinished.kept:
                 self._reporter.console.say("the same command goes on from the episodes that were run")
             raise
+        except PolicyChangedError:
+            self.forget(0)  # which episodes the other policy acted in is not known
+            raise
         finally:
             unfinished.close()
         stats.failures += sum(result.info.get(FAILURES, 0) for result in before.values())
@@ -175,6 +178,7 @@ class EvaluationRunner:
         return Unfinished(self._part(iteration), protocol.short_hash([
             identity_of_config(composed.resolved), of_plan(plan), protocol.described(workers.pool.facts),
             _versions(), device.type, self._simulators.processes.size, *of_tasks(self._side.spec.tasks, self._kinds),
+            *of_weights(self._simulators.model.policy),
         ]))  # fmt: skip
 
     def _fitting(self, workers: Workers | None, opened: ExitStack) -> Workers:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from embodied.lib.whole import write_whole
-from embodied.protocols import TaskKinds
+from embodied.protocols import NamesWeights, TaskKinds
 from embodied.types import Episode, EpisodeResult
 
 KEPT = tuple(
@@ -170,3 +170,8 @@ def of_tasks(tasks: Sequence[str], kinds: TaskKinds | None) -> list[Any]:
     Empty of tasks without kinds: configuration and versions, which are in the identity, determine them. Which
     variations a sample has depends on what is installed, too."""
     return [[list(tasks), list(kinds.names)]] if kinds else []
+
+
+def of_weights(policy: object) -> list[Mapping[str, str]]:
+    """Returns whose weights answer, of a policy that has them elsewhere, as the end of a list."""
+    return [policy.weights()] if isinstance(policy, NamesWeights) else []

@@ -25,6 +25,7 @@ from embodied.schema.rules.rollout_checks import (
     check_generation,
     check_own_successes,
     check_schedule_of_rollouts,
+    check_served,
 )
 from embodied.schema.rules.start_checks import check_starts
 from embodied.schema.rules.term_checks import check_terms
@@ -78,6 +79,7 @@ def rules(config: Config) -> Iterator[Callable[[], object]]:
     yield partial(check_answers, config.runner)
     if config.runner.only_eval or config.runner.task.records:
         return
+    yield partial(check_served, config)
     yield partial(_check_batches, config)
     yield partial(_check_schedule, config)
     yield partial(check_terms, config)

@@ -9,6 +9,8 @@ from embodied.schema.keys.config import Config
 from embodied.schema.keys.sections.env import RolloutConfig
 from embodied.schema.rules.text_checks import context_parallel_size
 
+SERVED = "embodied.models.served.build_policy"
+
 
 def check_schedule_of_rollouts(config: Config) -> None:
     """Refuses pipeline stages together with ``rollout.schedule=ready``, which has none."""
@@ -212,3 +214,14 @@ def _check_several_ages(config: Config, late: str) -> None:
             "iterations that run at the same time",
             "set algorithm.max_staleness=1, or another algorithm.adv_type, e.g. grpo",
         )
+
+
+def check_served(config: Config) -> None:
+    """Refuses to train a policy whose weights are behind a server."""
+    if config.actor.model.target != SERVED:
+        return
+    raise ConfigError(
+        "actor.model is served: its weights are behind a server, and there is nothing here to train",
+        "evaluate it with python -m embodied.eval, or train a head around it (model=head), or the checkpoint that it "
+        "serves",
+    )

@@ -46,6 +46,8 @@ def metadata(
         "keys": dict(keys),
         "tasks": spec["tasks"][:MOST_TASKS],
         "greedy": greedy,
+        "greedy_noise": bool(policy.spec.noise.greedy),
+        "draw": True,
         "continues": continues,
         "max_batch": max_batch,
         "model": {str(name): str(fact) for name, fact in policy.describe().items()},

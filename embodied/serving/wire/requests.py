@@ -19,7 +19,7 @@ from embodied.types import ArraySpec, EnvSpec
 
 log = logging.getLogger(__name__)
 
-OPTIONS = (wire.REQUEST_ID, wire.GREEDY, wire.DELAY_STEPS, wire.SESSION, wire.LEFT_OVER)
+OPTIONS = (wire.REQUEST_ID, wire.GREEDY, wire.DELAY_STEPS, wire.SESSION, wire.DRAW, wire.LEFT_OVER)
 MOST_PROMPT = 4096  # characters of an instruction
 MOST_NUMBER = 1 << 63  # exclusive upper bound for sessions and delays
 
@@ -32,6 +32,7 @@ class Options:
     greedy: bool | None = None  # None: as the server does
     delay_steps: int | None = None
     session: int | None = None
+    draw: int | None = None  # names the noise of this request alone
     left_over: np.ndarray | None = None  # actions that are left of the chunk before, float32 [n, A]
 
 
@@ -224,9 +225,9 @@ def options_of(message: Mapping[str, Any]) -> Options:
         raise RequestError(f"{wire.REQUEST_ID} is a {type(identity).__name__}", "send a whole number or a text")
     if not (greedy is None or isinstance(greedy, bool | np.bool_)):
         raise RequestError(f"{wire.GREEDY} is {greedy!r:.40}, expected true or false", "send a bool")
-    delay, session = (_number(message, name) for name in (wire.DELAY_STEPS, wire.SESSION))
+    delay, session, draw = (_number(message, name) for name in (wire.DELAY_STEPS, wire.SESSION, wire.DRAW))
     identity = int(identity) if isinstance(identity, np.integer) else identity
-    return Options(identity, None if greedy is None else bool(greedy), delay, session, _left_over(message))
+    return Options(identity, None if greedy is None else bool(greedy), delay, session, draw, _left_over(message))
 
 
 def _is_whole(value: Any) -> bool:

@@ -1,0 +1,121 @@
+"""openpi's websocket protocol, and that of our own server, through ``embodied.client``."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from embodied.client import wire
+from embodied.client.connection import Busy as ClientBusy
+from embodied.client.connection import Connection, Lost
+from embodied.client.replies import read_actions, read_metadata, read_reply
+from embodied.client.tls import tls_context
+from embodied.errors import EmbodiedError, ServerRefusedError, WireError
+
+from . import Address, Busy, Gone, Line, Question, Told
+
+NAMES_MISMATCH = (62, 64)  # OpenSSL's codes of a certificate for another name, and for another IP address
+
+
+def connect(address: Address, deadline: float) -> Line:
+    """See :func:`embodied.models.served.dialects.dialect`."""
+    headers = {} if address.token is None else {"Authorization": f"Api-Key {address.token}"}
+    context = tls_context(address.url, address.ca_file)
+    try:
+        connection = Connection(address.url, headers, context, deadline, address.timeout_s)
+    except Lost as lost:
+        raise Gone(str(lost)) from lost
+    except ServerRefusedError as error:
+        raise _refused(address, error) from error
+    try:
+        return OpenpiLine(connection, told(read_metadata(connection.receive(deadline))))
+    except Lost as lost:
+        connection.drop()
+        raise Gone(f"connected, and then: {lost}") from lost
+    except BaseException:
+        connection.drop()
+        raise
+
+
+class OpenpiLine:
+    """See :class:`embodied.models.served.dialects.Line`. One question at a time."""
+
+    def __init__(self, connection: Connection, told: Told) -> None:
+        self.told, self._connection, self._asked = told, connection, 0
+
+    def infer(self, questions: Sequence[Question], deadline: float) -> list[np.ndarray]:
+        """See :meth:`embodied.models.served.dialects.Line.infer`."""
+        return [self._one(question, deadline) for question in questions]
+
+    def _one(self, question: Question, deadline: float) -> np.ndarray:
+        self._asked += 1
+        own = {wire.REQUEST_ID: self._asked} if self.told.draws else {}
+        if self.told.draws:
+            drawn = wire.DRAW if self.told.facts.get("draw") else wire.SESSION  # of older servers the second best
+            own |= {wire.GREEDY: question.greedy, drawn: question.session}
+        try:
+            self._connection.send(wire.pack({**question.fields, **own}))
+            reply = read_reply(self._connection.receive(deadline))
+        except ClientBusy as busy:
+            raise Busy(str(busy)) from busy
+        except Lost as lost:
+            raise Gone(str(lost)) from lost
+        # openpi's policies give float64, and some other servers int64: what they mean is checked by whoever asked.
+        return read_actions(reply, self._asked)
+
+    def close(self) -> None:
+        """See :meth:`embodied.models.served.dialects.Line.close`."""
+        with suppress(OSError):
+            self._connection.drop()
+
+
+def told(facts: Mapping[str, Any]) -> Told:
+    """Reads the metadata of a server. One of openpi says little or nothing, ours all that is compared with the env.
+
+    Raises:
+        WireError: a server that calls itself ours says something that it cannot mean.
+    """
+    if facts.get("server") != "embodied":
+        return Told(facts)
+    try:
+        action = facts["action"]
+        chunk, dim = (int(size) for size in facts["action_shape"])
+        low, high = (tuple(map(float, action[name])) if name in action else None for name in ("low", "high"))
+        return Told(
+            facts, chunk, dim, low, high,
+            num_actions=int(action["num_actions"]) if "num_actions" in action else None,
+            control_hz=float(facts["control_hz"]), cameras=tuple(map(str, facts["cameras"])),
+            observation={
+                str(name): (tuple(map(int, field["shape"])), str(field["dtype"]))
+                for name, field in facts["observation"].items()
+            },
+            draws=True, greedy_noise=bool(facts.get("greedy_noise", False)), repeatable=True,
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise WireError(
+            f"the server's metadata cannot be read: {type(error).__name__}: {error}",
+            "see whether the server is of the same version as this program",
+        ) from error
+
+
+def _refused(address: Address, error: ServerRefusedError) -> EmbodiedError:
+    """The same in words of the configuration's keys."""
+    cause = error.__cause__
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        if cause.verify_code in NAMES_MISMATCH:
+            remedy = (
+                "give the name for which the certificate was made in actor.model.url, or have one made for this name"
+            )
+        else:
+            remedy = "set actor.model.ca_file to the certificates (PEM) of the authority that signed it"
+        return ServerRefusedError(error.message, remedy)
+    status = getattr(getattr(cause, "response", None), "status_code", None)
+    if status in (401, 403):
+        return ServerRefusedError(
+            error.message, "set actor.model.token_file, or EMBODIED_SERVE_TOKEN, to the token of that server"
+        )
+    return ServerRefusedError(error.message, "give the address of a policy server that speaks openpi's protocol")
