@@ -16,7 +16,7 @@ TRUSTED = frozenset(
     {
         *("embodied.models.openvla_oft.build_policy", "embodied.models.causal_lm.build_policy"),
         *("embodied.models.exported.build_policy", "embodied.models.mlp.MLPPolicy", "embodied.testing.FakePolicy"),
-        *("embodied.models.head.HeadPolicy",),
+        *("embodied.models.head.HeadPolicy", "embodied.models.head.around_base"),
         *("embodied.models.flow_vla.build_policy", "embodied.testing.FakeTextPolicy", "embodied.testing.FlowPolicy"),
     }
 )
