@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from embodied.algorithms import soft_actor_critic as sac
 from embodied.algorithms.advantages.estimators import make_estimator
 from embodied.algorithms.layout import Layout
 from embodied.algorithms.rewards import Rewards
-from embodied.errors import SpecMismatchError
+from embodied.errors import CheckpointError, ConfigError, SpecMismatchError
 from embodied.learn.acting import Acting
 from embodied.learn.actor_critic.memory import Memory, entries_of
 from embodied.learn.actor_critic.transitions import transitions_at
@@ -66,6 +66,7 @@ class ActorCriticLearner(Stepping):
 
     Raises:
         SpecMismatchError: the policy has no actor and critics.
+        ConfigError: it has fewer critics than a target takes.
     """
 
     policy: Policy
@@ -97,6 +98,12 @@ class ActorCriticLearner(Stepping):
                 "choose a policy that has: model=head; or another algorithm, e.g. algorithm=grpo",
             )
         self._critics: ActorCritic = self.policy
+        wanted, there = self.algorithm.sac.target_critics, self._critics.critics
+        if wanted is not None and wanted > there:
+            raise ConfigError(
+                f"algorithm.sac.target_critics is {wanted}, and the policy has {there} critics",
+                f"set algorithm.sac.target_critics to {there} or less, or raise actor.model.critics",
+            )
         algorithm, spec = self.algorithm, self.policy.spec
         self.acting = self.make_acting(self.policy, algorithm.max_staleness, self.weight_sync_interval, self.parallel)
         self.engine = StepEngine(self.policy, self.actor, self.parallel, self.iterations, self.max_bad_updates)
@@ -152,11 +159,11 @@ class ActorCriticLearner(Stepping):
         batch = self._remember(arrays, results)
         due = sac.updates_due(self.records, self.algorithm.sac.learning_starts, self.algorithm.sac.updates_per_record)
         first, sums = self.updates, UpdateSums(torch.zeros(len(MEASURED), dtype=torch.float64))
-        share = self._share()
+        share = self.share()
         with watch("update", (due - first) * share.size) as passed:
             for number in range(first, due):
                 self.engine.set_rates(iteration + (number + 1 - first) / (due - first))
-                self._update(number, share, sums, passed)
+                self.update_once(number, share, sums, passed)
         self.updates = due
         self.engine.rest()
         self.cut_short = False
@@ -175,9 +182,9 @@ class ActorCriticLearner(Stepping):
             entries |= {name: told[name].numpy() for name in untold}
         self.memory.append(entries)
         self.records += len(batch)
-        return batch
+        return replace(batch, groups=replace(batch.groups, zero_groups=0))  # every record is trained on
 
-    def _share(self) -> Share:
+    def share(self) -> Share:
         """Returns this rank's share of each update: ranks draw from what they have collected, so in proportion."""
         own = self.memory.transitions
         lengths = self._group.gather(len(own))
@@ -186,7 +193,7 @@ class ActorCriticLearner(Stepping):
         rank = self._group.rank
         return Share(own, bounds[rank + 1] - bounds[rank])
 
-    def _update(self, number: int, share: Share, sums: UpdateSums, passed: Passed) -> None:
+    def update_once(self, number: int, share: Share, sums: UpdateSums, passed: Passed) -> None:
         """Makes one update: one optimizer step, and what follows it."""
         options, rank = self.algorithm.sac, self._group.rank
         acts = number % options.actor_interval == 0
@@ -253,11 +260,11 @@ class ActorCriticLearner(Stepping):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns an update's state beside policy and optimizer, for checkpoints (embodied/learn/checkpoint/state.py):
-        numbers and tensors (not copies) by name."""
+        numbers and tensors (not copies) by name; the memories of all ranks. A collective."""
         return {
             **self.engine.state_dict(), **self.acting.state_dict(), "unlogged": self.unlogged, "records": self.records,
             "updates": self.updates, **{f"target.{name}": tensor for name, tensor in self._critics.targets().items()},
-            **{f"memory.{name}": tensor for name, tensor in self.memory.state_dict().items()},
+            "memory": self._group.gather(self.memory.state_dict()),
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -270,7 +277,14 @@ class ActorCriticLearner(Stepping):
         with torch.no_grad():
             for name, tensor in self._critics.targets().items():
                 tensor.copy_(targets[name])
-        self.memory.load_state_dict(under("memory", state))
+        remembered = state["memory"]
+        if len(remembered) != self._group.size:
+            raise CheckpointError(
+                f"the checkpoint has the replayed records of {len(remembered)} processes, and {self._group.size} train "
+                "now: each goes on with its own",
+                f"run it with {len(remembered)} processes (torchrun --nproc-per-node)",
+            )
+        self.memory.load_state_dict(remembered[self._group.rank])
 
 
 @dataclass(frozen=True)

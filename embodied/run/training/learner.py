@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from embodied.errors import ConfigError
 from embodied.learn.actor_critic.learner import ActorCriticLearner
 from embodied.learn.ranks.deal import Dealer
 from embodied.learn.ranks.sides import Learner, Links, RolloutSide, TrainSide, links
@@ -31,6 +32,12 @@ def make_learner(
         stops: whether a stop signal has come here.
     """
     if config.algorithm.learner == "sac":
+        if processes.is_split:
+            raise ConfigError(
+                "cluster.component_placement has processes that only collect or only train, and algorithm.learner sac "
+                "keeps the records where they were collected",
+                "leave cluster.component_placement out",
+            )
         return _make_actor_critic(config, sides.train, model)
     if not processes.is_split:
         return make_trainer(config, sides.train, model)

@@ -219,9 +219,11 @@ class OnePass(PolicyPort):
         return len(self._queue)
 
     def value(self, requests: Sequence[Request]) -> None:
+        # Without a value head, critics read other fields of the decision there: embodied.protocols.ActorCritic.
+        only = "value" if "value" in self._policy.spec.decision else None
         for first in range(0, len(requests), self._batch):
             part = requests[first : first + self._batch]
-            self._answer(part, np.zeros((len(part), *self._noise.shape), np.float32), only="value")
+            self._answer(part, np.zeros((len(part), *self._noise.shape), np.float32), only)
 
     def end(self, whole: bool = True) -> None:
         """Frees nothing: the policy's calls leave nothing behind."""

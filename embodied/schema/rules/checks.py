@@ -19,6 +19,7 @@ from embodied.schema.others.values import as_overrides, other_name, translated
 from embodied.schema.rules.aliases import check_aliases
 from embodied.schema.rules.eval_checks import check_answers, check_evaluation
 from embodied.schema.rules.no_effect import check_critic
+from embodied.schema.rules.off_policy_checks import check_off_policy
 from embodied.schema.rules.rollout_checks import (
     check_age_of_weights,
     check_engine,
@@ -84,6 +85,7 @@ def rules(config: Config) -> Iterator[Callable[[], object]]:
     yield partial(_check_schedule, config)
     yield partial(check_terms, config)
     yield partial(check_starts, config)
+    yield partial(check_off_policy, config)
     if config.runner.task.supervised:
         yield partial(_check_sft, config)
         return

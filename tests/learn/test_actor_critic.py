@@ -1,0 +1,192 @@
+"""The learner of an actor with critics."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from embodied.models.head import HeadPolicy
+
+from embodied.errors import ConfigError, SpecMismatchError
+from embodied.learn.actor_critic.learner import ActorCriticLearner
+from embodied.learn.actor_critic.memory import Memory
+from embodied.learn.actor_critic.transitions import transitions_at
+from embodied.learn.actor_critic.update import Draws
+from embodied.schema import ActorConfig, AlgorithmConfig
+from embodied.testing import FakePolicy
+from embodied.types import ArraySpec, ContinuousAction, EnvSpec, Episode, EpisodeResult, Sampling, Start
+
+ENV = EnvSpec({"state": ArraySpec((1,), "float32")}, (), ContinuousAction((-1.0,), (1.0,)), ("go",), (1,), 8, 10.0)
+FIELDS = {
+    "state": ArraySpec((1,), "float32"), "chunk": ArraySpec((2,), "float32"), "rewards": ArraySpec((2,), "float32"),
+    "num_steps": ArraySpec((), "int32"), "terminated": ArraySpec((), "bool"),
+}  # fmt: skip
+CPU = torch.device("cpu")
+
+
+def remembered(capacity=10):
+    """Two episodes: one of three records, the last of which ends in its first step; one that was cut off."""
+    memory = Memory(FIELDS, capacity)
+    memory.append({
+        "state": np.arange(6, dtype=np.float32)[:, None], "chunk": np.zeros((6, 2), np.float32),
+        "rewards": np.array([[1, 1], [1, 1], [8, np.nan], [2, 2], [4, 4], [np.nan, np.nan]], np.float32),
+        "num_steps": np.array([2, 2, 1, 2, 2, 0], np.int32), "terminated": np.array([0, 0, 1, 0, 0, 0], bool),
+    })  # fmt: skip
+    return memory
+
+
+def made(n_step):
+    memory = remembered()
+    return memory, transitions_at(memory, memory.transitions, ["state"], n_step, 0.5, CPU)
+
+
+def test_transitions_of_one_chunk():
+    memory, found = made(1)
+    assert memory.transitions.tolist() == [0, 1, 2, 3, 4]
+    assert found.rewards.tolist() == [1.5, 1.5, 8, 3, 6]
+    assert found.discounts.tolist() == [0.25, 0.25, 0, 0.25, 0.25]  # terminated; cut off: the end is worth something
+    after = found.after["state"][:, 0].tolist()
+    assert [after[index] for index in (0, 1, 3, 4)] == [1, 2, 4, 5]
+
+
+def test_transitions_of_two_chunks_end_with_the_episode():
+    _, found = made(2)
+    assert found.rewards.tolist() == [1.5 + 1.5 / 4, 1.5 + 8 / 4, 8, 3 + 6 / 4, 6]
+    assert found.discounts.tolist() == [1 / 16, 0, 0, 1 / 16, 0.25]
+    after = found.after["state"][:, 0].tolist()
+    assert [after[index] for index in (0, 3, 4)] == [2, 5, 5]
+
+
+def test_the_oldest_entries_leave_and_what_was_kept_is_given_back():
+    memory = remembered(capacity=4)
+    assert memory.batch(np.arange(4), ["state"])["state"][:, 0].tolist() == [2, 3, 4, 5]
+    other = Memory(FIELDS, 4)
+    other.load_state_dict(memory.state_dict())
+    assert other.total == 6
+    assert np.array_equal(other.batch(np.arange(4), ["state"])["state"], memory.batch(np.arange(4), ["state"])["state"])
+
+
+def test_draws_are_a_function_of_seed_update_and_rank():
+    def drawn(seed=0, update=3, rank=0):
+        return Draws.of(seed, update, rank, (4, 2), 5, 2, CPU)
+
+    one = drawn()
+    assert torch.equal(one.now, drawn().now)
+    assert not torch.equal(one.now, one.after)
+    for other in (drawn(seed=1), drawn(update=4), drawn(rank=1)):
+        assert not torch.equal(one.now, other.now)
+    assert torch.equal(one.critics, drawn(rank=1).critics), "all ranks take the same critics"
+    assert len(set(one.critics.tolist())) == 2
+    assert len({tuple(sorted(drawn(update=update).critics.tolist())) for update in range(40)}) == 10
+
+
+def learner(**sac):
+    torch.manual_seed(0)
+    policy = HeadPolicy(num_action_chunks=2, hidden=32, critics=3, state_low=[-2.0], state_high=[2.0])
+    policy.bind(ENV)
+    optim = {"lr": 3e-3, "value_lr": 3e-3, "temperature_lr": 3e-3, "impl": "fused", "clip_grad": 100.0}
+    actor = ActorConfig.model_validate(
+        {"model": {"_target_": "-"}, "global_batch_size": 32, "micro_batch_size": 32, "optim": optim}
+    )
+    options = {"learning_starts": 40, "target_rate": 0.05, "updates_per_record": 2.0, **sac}
+    algorithm = AlgorithmConfig.model_validate({"learner": "sac", "adv_type": "raw", "gamma": 0.9, "sac": options})
+    return ActorCriticLearner(policy, ENV, actor, algorithm, CPU, seed=0, max_bad_updates=3)
+
+
+def rollout(policy, iteration, episodes=5):
+    """Plays episodes of a point that is to stay at 0, four chunks of two steps each; the arrays of a slab."""
+    rows, results = episodes * 5, []
+    arrays = {name: np.zeros((rows, *spec.shape), spec.dtype) for name, spec in FIELDS.items()}
+    arrays["version"] = np.zeros(rows, np.int64)
+    random = np.random.default_rng([7, iteration])
+    total = 0.0
+    for number in range(episodes):
+        place, own = random.uniform(-1, 1), 0.0
+        for t in range(5):
+            row = number * 5 + t
+            arrays["state"][row] = place
+            if t == 4:
+                break
+            noise = torch.from_numpy(random.standard_normal((1, 2), dtype=np.float32))
+            fields = policy.act({"state": torch.tensor([[place]]).float()}, noise, Sampling()).fields
+            arrays["chunk"][row], arrays["num_steps"][row] = fields["chunk"][0], 2
+            for step, action in enumerate(fields["actions"][0, :, 0].tolist()):
+                place = float(np.clip(place + action, -2, 2))
+                arrays["rewards"][row, step] = -abs(place)
+                own -= abs(place)
+        start, places = Start(0, 0, number), tuple(range(number * 5, number * 5 + 4))
+        results.append(EpisodeResult(
+            Episode(iteration * episodes + number, number, start), places, own, False, 8, False, True, number * 5 + 4
+        ))  # fmt: skip
+        total += own
+    return arrays, results, total / episodes
+
+
+def trained(made, first, last):
+    returns = []
+    for iteration in range(first, last):
+        made.begin_rollout(iteration)
+        arrays, results, mean = rollout(made.acting.policy, iteration)
+        found, _ = made.update(arrays, results, iteration)
+        returns.append(mean)
+    return found, returns
+
+
+def weights(made):
+    return {**dict(made.policy.named_parameters())}
+
+
+def test_it_learns_a_tiny_env():
+    made = learner()
+    found, returns = trained(made, 0, 16)
+    assert made.updates == 2 * (16 * 20 - 40) == made.weight_version
+    assert found["train/optimizer_steps"] == 40
+    assert np.mean(returns[:2]) < -6
+    assert np.mean(returns[-3:]) > -4, returns
+    assert found["train/replay_entries"] == 16 * 25
+
+
+def test_a_resumed_run_is_the_same_to_the_bit():
+    whole, before, after = learner(), learner(), learner()
+    trained(whole, 0, 5)
+    trained(before, 0, 3)
+    state = before.state_dict()
+    with torch.no_grad():
+        for name, p in before.policy.named_parameters():
+            if p.requires_grad:
+                weights(after)[name].copy_(p)
+    after.optimizer.load_state_dict(before.optimizer.state_dict())
+    after.load_state_dict(state)
+    trained(after, 3, 5)
+    for name, p in whole.policy.named_parameters():
+        assert torch.equal(p, weights(after)[name]), name
+
+
+def test_micro_batches_change_nothing_but_rounding():
+    one, two = learner(), learner()
+    two.actor = two.actor.model_copy(update={"micro_batch_size": 10})
+    trained(one, 0, 3)
+    trained(two, 0, 3)
+    for name, p in one.policy.named_parameters():
+        assert torch.allclose(p, weights(two)[name], atol=1e-4), name
+
+
+def test_an_actor_that_is_updated_less_often_and_a_temperature_that_stays():
+    made = learner(actor_interval=4, learn_temperature=False, actor_critics="mean", target_critics=None, n_step=3)
+    found, _ = trained(made, 0, 4)
+    steps = made.optimizer.state[made.policy.actor.out.weight]["step"]
+    assert steps == made.updates / 4
+    assert found["train/temperature"] == pytest.approx(1.0)
+    assert np.isfinite(found["train/actor_loss"])
+
+
+def test_it_refuses_other_policies_and_more_critics_than_there_are():
+    with pytest.raises(ConfigError, match="has 3 critics"):
+        learner(target_critics=4)
+    made = learner()
+    policy = FakePolicy()
+    policy.bind(replace(ENV, action=ContinuousAction((-1.0,) * 7, (1.0,) * 7)))
+    with pytest.raises(SpecMismatchError, match="no actor and critics"):
+        ActorCriticLearner(policy, ENV, made.actor, made.algorithm, CPU, seed=0, max_bad_updates=3)
