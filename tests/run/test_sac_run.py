@@ -16,8 +16,8 @@ from embodied.schema.compose.compose import compose
 SIZES = (
     "env@env.train=gym", "env@env.eval=gym", "env.train.id=Pendulum-v1", "algorithm=sac", "experiment=null",
     'env.train.success="reward>=-0.05"', "env.train.images=[]", "env.train.reward_mode=dense",
-    "env.eval.reward_mode=dense", "env.train.total_num_envs=2", "env.eval.total_num_envs=1",
-    "env.train.max_episode_steps=20", "env.eval.max_episode_steps=20", "env.eval.episodes_per_task=1",
+    "env.eval.reward_mode=dense", "env.train.total_num_envs=2", "env.eval.total_num_envs=2",
+    "env.train.max_episode_steps=20", "env.eval.max_episode_steps=20", "env.eval.episodes_per_task=2",
     "env.eval.video_cfg.save_video=false", "actor.model.hidden=16", "actor.model.num_action_chunks=2",
     "algorithm.sac.learning_starts=20", "actor.global_batch_size=16", "actor.micro_batch_size=16",
     "runner.save_interval=1", "runner.val_check_interval=5", "runner.experiment_name=run", "runner.checkpoint.max_keep=-1",
