@@ -20,7 +20,8 @@ SIZES = (
     "env.train.max_episode_steps=20", "env.eval.max_episode_steps=20", "env.eval.episodes_per_task=2",
     "env.eval.video_cfg.save_video=false", "actor.model.hidden=16", "actor.model.num_action_chunks=2",
     "algorithm.sac.learning_starts=20", "actor.global_batch_size=16", "actor.micro_batch_size=16",
-    "runner.save_interval=1", "runner.val_check_interval=5", "runner.experiment_name=run", "runner.checkpoint.max_keep=-1",
+    "runner.save_interval=1", "runner.val_check_interval=5", "runner.experiment_name=run",
+    "runner.checkpoint.max_keep=-1",
 )  # fmt: skip
 
 

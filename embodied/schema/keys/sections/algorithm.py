@@ -11,6 +11,7 @@ from pydantic import Field
 from embodied.schema.keys.base import Section
 from embodied.schema.keys.names import Names
 from embodied.schema.keys.sections.off_policy import ReplayConfig, SacConfig
+from embodied.schema.keys.sections.start_value import StartValueConfig as StartValueConfig
 
 
 def _losses() -> tuple[str, ...]:
@@ -75,21 +76,6 @@ class KlControlConfig(Section):
     )
     horizon: int = Field(
         10_000, ge=1, description="adaptive: episodes after which the weight has changed by at most a fifth."
-    )
-
-
-class StartValueConfig(Section):
-    half_life: float | None = Field(
-        8.0,
-        gt=0,
-        description="Iterations until an episode counts half in what is remembered of its start, because the policy "
-        "has moved; null = nothing is forgotten, which is right for a policy that does not learn.",
-    )
-    prior_episodes: float | None = Field(
-        None,
-        ge=0,
-        description="How many episodes the value of its task counts as much as, in the value of a start; null = "
-        "estimated from how alike episodes of one start are.",
     )
 
 
