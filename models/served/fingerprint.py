@@ -20,7 +20,7 @@ from embodied.random import Stream, generator
 from embodied.types import ArraySpec, EnvSpec
 
 COUNT = 3  # observations
-ROUNDING = 1e-3  # of the range of a number among all answers: what rounding may change
+ROUNDING = 1e-3  # of the size of a number among all answers: what rounding may change
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,10 @@ def alike(one: np.ndarray, other: np.ndarray) -> bool:
     """Whether answers to the same observations are equal but for rounding."""
     if one.shape != other.shape:
         return False
-    width = max(float(one.max() - one.min()), 1e-6)
-    return float(np.abs(one.astype(np.float64) - other.astype(np.float64)).max()) <= ROUNDING * width
+    numbers = one.reshape(-1, one.shape[-1] if one.ndim > 2 else 1).astype(np.float64)
+    sizes = np.maximum(np.ptp(numbers, axis=0), np.abs(numbers).max(axis=0))  # of each number of an action
+    gaps = np.abs(numbers - other.reshape(numbers.shape).astype(np.float64))
+    return bool((gaps <= ROUNDING * np.maximum(sizes, 1e-6)).all())
 
 
 def facts_of(told: Mapping[str, Any]) -> str:

@@ -91,6 +91,14 @@ class ServedPolicy(nn.Module):
             self.check()  # what answers about the first env is what will answer about this one
         self._fills = None if self.mapping is None else self.mapping.fills(env)
         self._env, self._print, self._spec = env, None, None
+        try:
+            self._settle(env)
+        except BaseException:
+            self._env = None
+            raise
+
+    def _settle(self, env: EnvSpec) -> None:
+        """Learn from the server's answers what a decision holds, and what it answers first."""
         first, second = (self._crew.direct(self._asked_now) for _ in range(2))
         repeatable = alike(first, second)
         chunk = self._chunk or first.shape[1]

@@ -22,7 +22,7 @@ from embodied.runtime.policy.policy_port import Draw, PolicyPort, PolicyRows, Re
 from embodied.runtime.slab import Slab
 from embodied.types import EnvSpec, Sampling
 
-WAIT_S = 0.005  # longest wait of a poll: the rollout looks after the envs in between
+WAIT_S = 0.001  # longest wait of a poll: the rollout looks after the envs in between
 PATIENCE_S = 0.2  # of ``value``, which has nothing else to look after
 
 _numbers = itertools.count()
