@@ -111,8 +111,11 @@ def _answers(base: Any, env: EnvSpec) -> dict[str, Tensor]:
     obs: dict[str, Tensor] = {}
     for name, field in env.obs.items():
         whole = field.dtype == "uint8"
-        drawn = random.integers(0, 256, (OBSERVATIONS, *field.shape)) if whole else random.standard_normal(
-            (OBSERVATIONS, *field.shape))
+        drawn = (
+            random.integers(0, 256, (OBSERVATIONS, *field.shape))
+            if whole
+            else random.standard_normal((OBSERVATIONS, *field.shape))
+        )
         obs[name] = torch.from_numpy(drawn.astype(field.dtype))
     texts = [(*env.tasks, "do nothing")[number % (len(env.tasks) + 1)] for number in range(OBSERVATIONS)]
     noise = torch.zeros(OBSERVATIONS, *base.spec.noise.shape)

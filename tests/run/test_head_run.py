@@ -52,7 +52,9 @@ def test_a_head_finds_the_constant_that_its_base_is_off_by(tmp_path: Path):
 
 def _evaluated(folder: Path) -> str:
     """An evaluation of the head that has not learnt: that of its base."""
-    keys = [key for key in SIZES if not key.startswith(("algorithm", "actor.optim", "actor.g", "actor.mi", "env.train.to"))]
+    keys = [
+        key for key in SIZES if not key.startswith(("algorithm", "actor.optim", "actor.g", "actor.mi", "env.train.to"))
+    ]
     assert train.main([*keys, f"runner.output_dir={folder}"], "eval") == 0
     return (folder / "run" / "eval" / "000000.json").read_text(encoding="utf-8")
 

@@ -49,7 +49,9 @@ def bound(policy: Any) -> Any:
 
 def seen(rows: int) -> tuple[list[dict[str, np.ndarray]], list[str]]:
     each = [observation(row) for row in range(rows)]
-    return [{name: one[name] for name in ("images", "state")} for one in each], [ENV.tasks[row % 2] for row in range(rows)]
+    return [{name: one[name] for name in ("images", "state")} for one in each], [
+        ENV.tasks[row % 2] for row in range(rows)
+    ]
 
 
 def decided(policy: Any, sampling: Sampling = GREEDY, rows: int = 4) -> dict[str, torch.Tensor]:
