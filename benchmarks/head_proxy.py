@@ -4,8 +4,8 @@
 
     client ─▶ server of the base            client ─▶ proxy: head ─▶ server of the base
 
-Both servers are ``embodied.tools.serve`` in processes of their own, on loopback. An observation has two 224×224 pictures
-and eight numbers; the base answers at once, so that the figures are what the proxy adds. Requests take turns, one of
+Both servers are ``embodied.tools.serve`` in processes of their own, on loopback. An observation has two 224×224
+pictures and eight numbers; the base answers at once, so that the figures are what the proxy adds. Requests take turns, one of
 each way; the overhead of a pair is the difference of its two times.
 """
 
@@ -26,13 +26,13 @@ from typing import Any
 import numpy as np
 import torch
 from _measure import judge, machine, save
+from embodied.models.head import around_base
 
 from embodied.client import Client
 from embodied.learn.checkpoint.checkpoint import Checkpoints
 from embodied.learn.checkpoint.exported import ExportFile, with_files
 from embodied.learn.origin import Origin
 from embodied.lib.spec_json import to_json
-from embodied.models.head import around_base
 from embodied.testing import FakeEnv
 from embodied.types import EnvSpec
 

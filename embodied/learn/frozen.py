@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from embodied.learn.checkpoint import exported
 from embodied.learn.checkpoint.metadata import read_meta
 from embodied.learn.origin import origin_of, restore

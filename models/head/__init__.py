@@ -1,5 +1,5 @@
-"""A small actor with critics, which learns from a replay buffer: ``_target_: embodied.models.head.HeadPolicy``; around a
-frozen policy ``_target_: embodied.models.head.around_base``."""
+"""A small actor with critics, which learns from a replay buffer: ``_target_: embodied.models.head.HeadPolicy``; around
+a frozen policy ``_target_: embodied.models.head.around_base``."""
 
 from __future__ import annotations
 

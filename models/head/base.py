@@ -78,8 +78,8 @@ def check_state(base: Policy, env: EnvSpec, found: Mapping[str, str]) -> None:
     wanted, now = found.get(IDENTITY), identity_of(base, env)
     if wanted is not None and wanted != now:
         raise PolicyChangedError(
-            f"the head was trained on the base {wanted}, and {KEY} is {now}: a head means nothing around another policy",
-            f"set {KEY} to the policy that it was trained on, with the same weights; or train a new head around this one",
+            f"the head was trained on the base {wanted}, and {KEY} is {now}, another policy",
+            f"set {KEY} to the policy that it was trained on, with the same weights; or train a new head",
         )
 
 

@@ -158,8 +158,8 @@ def scales_of(scale: Any) -> Sequence[float]:
         raise ConfigError(
             f"{KEY} is {scale!r}, expected a number above 0 and up to 2, or a list of such, in which 0 leaves a "
             "dimension to the base",
-            f"set {KEY}=0.1, a tenth of half the range of the actions; e.g. [0.1,0.1,0.1,0.1,0.1,0.1,0] leaves a gripper "
-            "alone",
+            f"set {KEY}=0.1, a tenth of half the range of the actions; e.g. [0.1,0.1,0.1,0.1,0.1,0.1,0] leaves the "
+            "gripper alone",
         )
     return [float(one) for one in given]
 

@@ -1,4 +1,4 @@
-"""``docs/how_to/improve_a_served_policy.md`` followed in a small form: a served policy, a head, an evaluation, a proxy."""
+"""``docs/how_to/improve_a_served_policy.md`` in a small form: a served policy, a head, an evaluation, a proxy."""
 
 from __future__ import annotations
 

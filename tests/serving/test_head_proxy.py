@@ -1,4 +1,4 @@
-"""A head around a policy behind our server: it answers as the policy does at first, is a policy again, and is served."""
+"""A head around a policy behind our server: it answers as that does at first, is a policy again, and is served."""
 
 from __future__ import annotations
 
@@ -146,7 +146,8 @@ def test_it_is_served_around_a_base_that_the_command_names(tmp_path: Path):
 
 
 TRAINING = (
-    *EVALUATION, "experiment=null", "algorithm=sac", "model=head_residual", "actor.model.hidden=16", "algorithm.sac.learning_starts=4",
+    *EVALUATION, "experiment=null", "algorithm=sac", "model=head_residual", "actor.model.hidden=16",
+    "algorithm.sac.learning_starts=4",
     "actor.global_batch_size=8", "actor.micro_batch_size=8", "algorithm.rollout_epoch=1", "env.train.total_num_envs=2",
     "env.train.max_episode_steps=8", "runner.save_interval=1", "runner.val_check_interval=-1",
 )  # fmt: skip

@@ -12,7 +12,7 @@ AROUND = "embodied.models.head.around_base"
 
 
 def check_head(config: Config) -> None:
-    """Refuses a head without a base, and one that is trained otherwise than by soft actor-critic. Raises ConfigError."""
+    """Refuses a head around a policy that is not named, or named twice. Raises ConfigError."""
     own: Mapping[str, Any] = config.actor.model.model_extra or {}
     if config.actor.model.target != AROUND:
         return
