@@ -5,8 +5,8 @@
     client ─▶ server of the base            client ─▶ proxy: head ─▶ server of the base
 
 Both servers are ``embodied.tools.serve`` in processes of their own, on loopback. An observation has two 224×224
-pictures and eight numbers; the base answers at once, so that the figures are what the proxy adds. Requests take turns, one of
-each way; the overhead of a pair is the difference of its two times.
+pictures and eight numbers; the base answers at once, so that the figures are what the proxy adds. Requests take turns,
+one of each way; the overhead of a pair is the difference of its two times.
 """
 
 from __future__ import annotations

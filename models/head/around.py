@@ -40,7 +40,7 @@ class HeadAround(HeadPolicy):
     """
 
     # Demonstrations do not say what the base would have done: no embodied.protocols.Clonable.
-    encode_actions: Any = None  # type: ignore[assignment]
+    encode_actions: Any = None
 
     def __init__(self, head: Residual, num_action_chunks: int | None = None, **others: Any) -> None:
         super().__init__(num_action_chunks=1 if num_action_chunks is None else num_action_chunks, **others)

@@ -52,11 +52,12 @@ def make_base(keys: Mapping[str, Any] | None) -> Policy:
     for name, parameter in takes.named.items():
         if parameter.default is parameter.empty and name not in given:
             raise ConfigError(f"{KEY}.{name} is missing", f"set {KEY}.{name}; {target} needs it")
-    policy = load_target(target, f"{KEY}._target_")(**given)
-    if not isinstance(policy, nn.Module):
+    policy: Any = load_target(target, f"{KEY}._target_")(**given)
+    if not isinstance(policy, nn.Module):  # as policies are
         raise ConfigError(f"{target} builds a {type(policy).__name__}, which is no policy", NAME_ONE)
     policy.requires_grad_(False)
-    return policy.eval()
+    policy.eval()
+    return policy
 
 
 def state_of(base: Policy, env: EnvSpec) -> dict[str, str]:
@@ -100,7 +101,7 @@ def _checksum(tensors: Mapping[str, Tensor]) -> int:
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         found = zlib.crc32(f"{name} {tensor.dtype} {[*tensor.shape]}".encode(), found)
-        found = zlib.crc32(tensor.flatten().view(torch.uint8).numpy(), found)
+        found = zlib.crc32(tensor.flatten().view(torch.uint8).numpy().tobytes(), found)
     return found
 
 

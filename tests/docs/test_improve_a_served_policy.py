@@ -82,4 +82,4 @@ def test_a_served_policy_is_improved_and_served_again(tmp_path: Path) -> None:
         assert "evaluation of" in run(judge, tmp_path)
         with serving(proxy, tmp_path), Client(f"ws://127.0.0.1:{ports['8766']}") as client:
             obs = {name: np.zeros(field.shape, field.dtype) for name, field in ENV.obs.items()}
-            assert client.infer({**obs, "prompt": "go"}).actions.shape == (4, 7)
+            assert client.infer({**obs, "prompt": "go"}).shape == (4, 7)
