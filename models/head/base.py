@@ -53,11 +53,10 @@ def make_base(keys: Mapping[str, Any] | None) -> Policy:
         if parameter.default is parameter.empty and name not in given:
             raise ConfigError(f"{KEY}.{name} is missing", f"set {KEY}.{name}; {target} needs it")
     policy: Any = load_target(target, f"{KEY}._target_")(**given)
-    if not isinstance(policy, nn.Module):  # as policies are
+    if not isinstance(policy, nn.Module):
         raise ConfigError(f"{target} builds a {type(policy).__name__}, which is no policy", NAME_ONE)
-    policy.requires_grad_(False)
-    policy.eval()
-    return policy
+    frozen: Any = policy.requires_grad_(False).eval()
+    return frozen
 
 
 def state_of(base: Policy, env: EnvSpec) -> dict[str, str]:
