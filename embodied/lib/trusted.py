@@ -16,7 +16,7 @@ TRUSTED = frozenset(
     {
         *("embodied.models.openvla_oft.build_policy", "embodied.models.causal_lm.build_policy"),
         *("embodied.models.exported.build_policy", "embodied.models.mlp.MLPPolicy", "embodied.testing.FakePolicy"),
-        *("embodied.models.head.HeadPolicy",),
+        *("embodied.models.head.HeadPolicy", "embodied.models.head.around_base"),
         *("embodied.models.flow_vla.build_policy", "embodied.testing.FakeTextPolicy", "embodied.testing.FlowPolicy"),
     }
 )
@@ -65,6 +65,10 @@ def check_trusted(target: str, keys: Mapping[str, Any], folder: Path, by_hand: s
             f"{folder} says of itself that it is to be trusted ('{TRUST}' of '{target}')",
             f"do not use it if it comes from strangers; if it is your own: {by_hand}",
         )
+    base = keys.get("base")
+    if isinstance(base, Mapping) and base.get("_target_") is not None:  # of a head; what it stands on is called as well
+        own = {name: value for name, value in base.items() if name != "_target_"}
+        check_trusted(str(base["_target_"]), own, folder, by_hand)
     for key, paths in OWN_CODE.items():
         named = [str(keys[path]) for path in paths if keys.get(path)]
         if keys.get(key) and any([*(folder if one == HERE else Path(one).expanduser()).glob("*.py")] for one in named):

@@ -29,6 +29,8 @@ from embodied.protocols import Policy
 from embodied.types import EnvSpec
 
 MODEL = "actor.model."
+BASE = "base"  # argument of what builds a head around a frozen policy
+OF_REQUESTS = ("protocol", "mapping", "num_action_chunks")  # of a base's arguments
 
 
 class Loaded(NamedTuple):
@@ -40,13 +42,15 @@ class Loaded(NamedTuple):
 
 
 def load(
-    folder: Path, device: torch.device | str = "cpu", trust: bool = False, keys: Mapping[str, Any] | None = None
+    folder: Path, device: torch.device | str = "cpu", trust: bool = False, keys: Mapping[str, Any] | None = None,
+    base: str | None = None,
 ) -> Loaded:  # fmt: skip
     """Loads the policy of a checkpoint or of an exported folder, for serving.
 
     Args:
         trust: the folder may name whatever it likes to build its policy, and hold machine code.
         keys: arguments of what builds the policy, in place of the folder's own.
+        base: address of the server of the policy that the folder's head changes.
 
     Raises:
         CheckpointError: nothing that can be served is there, or it is damaged.
@@ -56,6 +60,8 @@ def load(
     found, keys = find(str(folder)), keys or {}
     folder = found.folder
     if found.is_export:
+        if base is not None:
+            raise _no_head(folder)
         facts = exported.read_export(folder)
         if keys:
             target = str(facts.model.get("_target_", ""))
@@ -65,11 +71,40 @@ def load(
             facts = replace(facts, model={**facts.model, **keys})
         return Loaded(*exported.build(facts, folder, device, trust=trust), f"{facts.format} export {folder}")
     origin = origin_of(folder, read_meta(folder))
+    if base is not None:
+        if BASE not in origin.kwargs:
+            raise _no_head(folder)
+        keys = {**keys, BASE: served_base(origin.kwargs[BASE], base)}
+        origin = replace(origin, kwargs={**origin.kwargs, BASE: keys[BASE]})
+    elif not trust:
+        check_base(origin.kwargs.get(BASE), folder)
     if not trust:
         exported.check_trusted(origin.target, origin.kwargs, folder)
     if keys:
         check_keys(keys, origin.target, folder)
     return Loaded(*restore(folder, device, keys), f"checkpoint {folder}")
+
+
+def served_base(own: Any, url: str) -> dict[str, Any]:
+    """Returns the arguments of a head's base behind the server ``url``: of the folder's own those that say how a
+    request is filled. Files that hold secrets are never taken from a folder."""
+    kept = {name: value for name, value in dict(own or {}).items() if name in OF_REQUESTS}
+    return {"url": url, **kept}
+
+
+def check_base(own: Any, folder: Path) -> None:
+    """Refuses to connect to an address that the folder alone names. Raises ConfigError."""
+    if isinstance(own, Mapping) and own.get("url"):
+        raise ConfigError(
+            f"{folder} changes what a policy behind {own['url']} does, and its server is named by the folder alone",
+            f"name the server yourself: --base {own['url']}, or wherever this policy is served now",
+        )
+
+
+def _no_head(folder: Path) -> ConfigError:
+    return ConfigError(
+        f"--base names the policy that a head changes, and {folder} is a policy of its own", "leave --base out"
+    )
 
 
 def parse_keys(words: Sequence[str]) -> dict[str, Any]:

@@ -70,6 +70,9 @@ def arguments() -> argparse.ArgumentParser:
     where.add_argument("--tls-cert", type=Path, help="certificate (PEM)")
     where.add_argument("--tls-key", type=Path, help="its private key (PEM)")
     policy = parser.add_argument_group("policy")
+    policy.add_argument(
+        "--base", metavar="URL", help="of a head: server of the policy that it changes, e.g. ws://127.0.0.1:8000"
+    )
     policy.add_argument("--device", default="auto", help="cpu, cuda, cuda:1 … (default: a GPU if there is one)")
     policy.add_argument("--threads", type=int, default=0, help="of arithmetic on the CPU (default: torch's choice)")
     policy.add_argument("--max-batch", type=int, default=8, help="most requests that share a call (default: 8)")
@@ -128,7 +131,7 @@ def run(options: argparse.Namespace) -> int:
         torch.set_num_threads(options.threads)
     device = str(device_named(options.device, "--device"))
     with console.progress(f"loading {options.folder}", brief=True):
-        loaded = load(options.folder, device, options.trust, parse_keys(options.keys))
+        loaded = load(options.folder, device, options.trust, parse_keys(options.keys), options.base)
     print(f"{loaded.source}, on {device}", flush=True)
     return asyncio.run(serve(options, loaded, device, token, certificate, console))
 

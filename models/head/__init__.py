@@ -1,4 +1,5 @@
-"""A small actor with critics, which learns from a replay buffer: ``_target_: embodied.models.head.HeadPolicy``."""
+"""A small actor with critics, which learns from a replay buffer: ``_target_: embodied.models.head.HeadPolicy``; around
+a frozen policy ``_target_: embodied.models.head.around_base``."""
 
 from __future__ import annotations
 
@@ -7,9 +8,10 @@ from typing import Any
 
 from embodied.types import EnvSpec
 
+from .around import around_base
 from .policy import HeadPolicy
 
-__all__ = ["HeadPolicy", "for_env", "reads"]
+__all__ = ["HeadPolicy", "around_base", "for_env", "reads"]
 
 
 def reads() -> str:

@@ -191,8 +191,18 @@ class HeadPolicy(nn.Module):
 
     @torch.no_grad()
     def act(self, obs: Mapping[str, Tensor], noise: Tensor, sampling: Sampling) -> Decision:
+        own = self.head.begin(obs, noise[:, : self.head.noise_size])
+        return self.decide(obs, own, noise, sampling)
+
+    def decide(
+        self, obs: Mapping[str, Tensor], own: Mapping[str, Tensor], noise: Tensor, sampling: Sampling
+    ) -> Decision:  # fmt: skip
+        """Decides as :meth:`act` does.
+
+        Args:
+            own: what the head's ``begin`` has computed.
+        """
         first = self.head.noise_size
-        own = self.head.begin(obs, noise[:, :first])
         mean, log_std = self.actor(self._read({**obs, **own}, self.critic))
         if not sampling.do_sample:
             chunk = mean.tanh()
@@ -202,7 +212,8 @@ class HeadPolicy(nn.Module):
             chunk, _ = squashed.draw(mean, log_std, noise[:, first:])
         logprobs = squashed.log_density(chunk, mean, log_std)  # as evaluate() has it, which sees rounded chunks
         actions = self.head.actions(obs, chunk, own)
-        return Decision({CHUNK: chunk, "actions": actions, "logprobs": logprobs, **own})
+        fields = {name: own[name] for name in self.head.fields}
+        return Decision({CHUNK: chunk, "actions": actions, "logprobs": logprobs, **fields})
 
     def evaluate(
         self, records: Mapping[str, Tensor], sampling: Sampling, distribution: bool = False

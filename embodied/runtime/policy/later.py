@@ -103,7 +103,7 @@ class Later(PolicyPort):
                 self._write(request.row, decision, declared)
                 self._answered.append(request)
             elif (request := self._valued.pop(number, None)) is not None:
-                self._write(request.row, decision, ["value"])
+                self._write(request.row, decision, ["value"] if "value" in declared else declared)
 
     def _write(self, row: int, decision: Mapping[str, np.ndarray], names: Iterable[str]) -> None:
         for name in names:
@@ -131,7 +131,7 @@ class Later(PolicyPort):
         if not requests:
             return
         before, self._busy = self._busy, {}
-        self._ask(requests, np.zeros((len(requests), *self._policy.spec.noise.shape), np.float32))
+        self._ask(requests, self._draw.noise_of_final(requests, self._policy.spec))
         self._valued, self._busy = self._busy, before
         while self._valued:
             self._take(PATIENCE_S)

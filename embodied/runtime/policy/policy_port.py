@@ -21,12 +21,12 @@ import torch
 
 from embodied import instructions
 from embodied.errors import SpecMismatchError
-from embodied.protocols import Policy
+from embodied.protocols import BASE, Policy
 from embodied.random import Stream
 from embodied.runtime.plan import noise
 from embodied.runtime.policy.capture import fast_act
 from embodied.runtime.slab import Slab
-from embodied.types import Decision, EnvSpec, Noise, Sampling
+from embodied.types import Decision, EnvSpec, Noise, PolicySpec, Sampling
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,13 @@ class Draw:
     def noise_of(self, requests: Sequence[Request], declared: Noise) -> np.ndarray:
         """Returns the noise of their decisions, as a policy's spec declares it: [n, *shape]."""
         return np.stack([noise(self.seed, self.stream, one.episode_id, one.t, declared) for one in requests])
+
+    def noise_of_final(self, requests: Sequence[Request], spec: PolicySpec) -> np.ndarray:
+        """Returns the noise for observations that are only judged, [n, *shape]: zeros, as a value reads none. Critics
+        that read what a frozen policy does there are given what it would have done."""
+        if BASE in spec.decision:
+            return self.noise_of(requests, spec.noise)
+        return np.zeros((len(requests), *spec.noise.shape), np.float32)
 
 
 class PolicyPort(Protocol):
@@ -223,7 +230,7 @@ class OnePass(PolicyPort):
         only = "value" if "value" in self._policy.spec.decision else None
         for first in range(0, len(requests), self._batch):
             part = requests[first : first + self._batch]
-            self._answer(part, np.zeros((len(part), *self._noise.shape), np.float32), only)
+            self._answer(part, self._draw.noise_of_final(part, self._policy.spec), only)
 
     def end(self, whole: bool = True) -> None:
         """Frees nothing: the policy's calls leave nothing behind."""

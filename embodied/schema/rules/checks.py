@@ -18,6 +18,7 @@ from embodied.schema.keys.sections.runner import check_name
 from embodied.schema.others.values import as_overrides, other_name, translated
 from embodied.schema.rules.aliases import check_aliases
 from embodied.schema.rules.eval_checks import check_answers, check_evaluation
+from embodied.schema.rules.head_checks import check_head, check_head_learner
 from embodied.schema.rules.no_effect import check_critic
 from embodied.schema.rules.off_policy_checks import check_off_policy
 from embodied.schema.rules.rollout_checks import (
@@ -78,9 +79,11 @@ def rules(config: Config) -> Iterator[Callable[[], object]]:
     yield partial(check_generation, config)
     yield partial(check_evaluation, config)
     yield partial(check_answers, config.runner)
+    yield partial(check_head, config)
     if config.runner.only_eval or config.runner.task.records:
         return
     yield partial(check_served, config)
+    yield partial(check_head_learner, config)
     yield partial(_check_batches, config)
     yield partial(_check_schedule, config)
     yield partial(check_terms, config)

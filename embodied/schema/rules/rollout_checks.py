@@ -222,6 +222,6 @@ def check_served(config: Config) -> None:
         return
     raise ConfigError(
         "actor.model is served: its weights are behind a server, and there is nothing here to train",
-        "evaluate it with python -m embodied.eval, or train a head around it (model=head), or the checkpoint that it "
-        "serves",
+        "evaluate it with python -m embodied.eval; or train a head around it (algorithm=sac model=head_residual "
+        f"actor.model.base.url={(config.actor.model.model_extra or {}).get('url')}), or the checkpoint that it serves",
     )

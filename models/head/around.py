@@ -1,0 +1,209 @@
+"""Policies of a frozen base and a head: built by :func:`around_base`, and to the outside policies like any other.
+
+    base in this process:   act ─▶ base.act ─▶ actor
+    base that answers later: ask ─▶ base.ask … base.answers ─▶ actor ─▶ answers
+
+The base is none of what is trained or saved. A checkpoint keeps how it is built and what identifies it; around another
+policy the head is refused.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from embodied.errors import unknown_name
+from embodied.protocols import AnswersLater, NamesWeights
+from embodied.types import EnvSpec, PolicySpec, Sampling
+
+from .base import check_state, make_base, state_of
+from .policy import TASK, HeadPolicy
+from .residual import FRONT, Residual
+
+HEADS = ("residual",)
+"""Values of ``actor.model.head`` that need a base."""
+
+
+class HeadAround(HeadPolicy):
+    """An actor with critics around a frozen policy.
+
+    Args:
+        head: makes actions of what base and actor say.
+        num_action_chunks: K, actions that are executed of each decision; None = all that the base answers with.
+        others: as of :class:`HeadPolicy`.
+    """
+
+    # Demonstrations do not say what the base would have done: no embodied.protocols.Clonable.
+    encode_actions: Any = None
+
+    def __init__(self, head: Residual, num_action_chunks: int | None = None, **others: Any) -> None:
+        super().__init__(num_action_chunks=1 if num_action_chunks is None else num_action_chunks, **others)
+        self._as_base = num_action_chunks is None
+        self.head: Residual = head
+        self._env: EnvSpec | None = None
+
+    @property
+    def base(self) -> Any:
+        """The frozen policy."""
+        return self.head.base
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> HeadAround:
+        """Copies the head alone: nothing changes the base."""
+        memo[id(self.base)] = self.base
+        memo[id(self)] = copied = self.__class__.__new__(self.__class__)
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
+
+    def train(self, mode: bool = True) -> HeadAround:
+        """Sets the mode of the head; the base stays in that of evaluations."""
+        super().train(mode)
+        self.base.eval()
+        return self
+
+    def bind(self, env: EnvSpec) -> None:
+        """See :meth:`embodied.protocols.Policy.bind`: base and head."""
+        self.base.bind(env)
+        if self._as_base:
+            self._chunk = self.base.spec.num_action_chunks
+        super().bind(env)
+        if self._env is None:
+            self._env = env
+
+    def _make(self, env: EnvSpec, state: tuple[int, ...], pictures: tuple[int, ...]) -> None:
+        super()._make(env, state, pictures)
+        with torch.no_grad():  # the mean is zero, and so is the greedy change
+            self.actor.out.weight.zero_()
+            self.actor.out.bias.zero_()
+
+    @property
+    def spec(self) -> PolicySpec:
+        """See :attr:`embodied.protocols.Policy.spec`."""
+        return replace(super().spec, random_weights=self.base.spec.random_weights)
+
+    def encode_instructions(self, texts: Sequence[str]) -> Mapping[str, Tensor]:
+        """See :meth:`embodied.protocols.Policy.encode_instructions`: the base's fields have :data:`FRONT` before
+        their names."""
+        told = self.base.encode_instructions(texts)
+        return {**super().encode_instructions(texts), **{f"{FRONT}{name}": field for name, field in told.items()}}
+
+    def probe(self, obs: Mapping[str, Tensor]) -> Sequence[str]:
+        """See :meth:`embodied.protocols.Policy.probe`: the base looks."""
+        told = {name.removeprefix(FRONT): field for name, field in obs.items() if name.startswith(FRONT)}
+        return self.base.probe({**{name: f for name, f in obs.items() if not name.startswith(FRONT)}, **told})
+
+    def extra_state(self) -> Mapping[str, str]:
+        """See :meth:`embodied.protocols.HasExtraState.extra_state`: what identifies the base, and its own state."""
+        return {} if self._env is None else state_of(self.base, self._env)
+
+    def load_extra_state(self, found: Mapping[str, str]) -> None:
+        """See :meth:`embodied.protocols.HasExtraState.load_extra_state`.
+
+        Raises:
+            PolicyChangedError: the base is another policy than the one that the head was trained on.
+        """
+        if self._env is not None:
+            check_state(self.base, self._env, found)
+
+    def describe(self) -> Mapping[str, str]:
+        """See :meth:`embodied.protocols.Policy.describe`."""
+        told = {f"base: {name}": fact for name, fact in self.base.describe().items()}
+        return {**super().describe(), "model": "a change of what a frozen policy does", **told}
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What the head needs of an observation whose base has not answered yet; a batch of one."""
+
+    obs: Mapping[str, Tensor]  # fields that the actor reads, [1, …]
+    noise: Tensor  # float32 [1, N]
+    sampling: Sampling
+
+
+class HeadAroundLater(HeadAround):
+    """A head around a base that answers later: an :class:`embodied.protocols.AnswersLater`, too.
+
+    Each answer is computed alone, so that it does not depend on which others came with it.
+    """
+
+    def __init__(self, head: Residual, num_action_chunks: int | None = None, **others: Any) -> None:
+        super().__init__(head, num_action_chunks, **others)
+        self._asked: dict[int, _Asked] = {}
+
+    def ask(
+        self, number: int, obs: Mapping[str, np.ndarray], instruction: str, noise: np.ndarray, sampling: Sampling,
+        place: tuple[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        """See :meth:`embodied.protocols.AnswersLater.ask`."""
+        device = self.low.device
+        seen = {name: torch.from_numpy(np.array(obs[name]))[None].to(device) for name in self._reads if name in obs}
+        if TASK in self._reads:
+            told = super(HeadAround, self).encode_instructions([instruction])
+            seen |= {name: field.to(device) for name, field in told.items()}
+        drawn = torch.from_numpy(np.array(noise, np.float32))[None]
+        of_base = self.head.base_noise(drawn[:, : self.head.noise_size])[0].numpy()
+        self._asked[number] = _Asked(seen, drawn.to(device), sampling)
+        self.base.ask(number, obs, instruction, of_base, replace(sampling, do_sample=False), place)
+
+    @torch.no_grad()
+    def answers(self, timeout_s: float) -> Sequence[tuple[int, Mapping[str, np.ndarray]]]:
+        """See :meth:`embodied.protocols.AnswersLater.answers`."""
+        found = []
+        for number, decision in self.base.answers(timeout_s):
+            if (asked := self._asked.pop(number, None)) is None:
+                continue
+            own = self.head.given(torch.from_numpy(decision["actions"])[None].to(self.low.device))
+            decided = self.decide(asked.obs, own, asked.noise, asked.sampling)
+            found.append((number, {name: field[0].cpu().numpy() for name, field in decided.fields.items()}))
+        return found
+
+    def forget(self, number: int) -> None:
+        """See :meth:`embodied.protocols.AnswersLater.forget`."""
+        self._asked.pop(number, None)
+        self.base.forget(number)
+
+    def check(self) -> None:
+        """See :meth:`embodied.protocols.AnswersLater.check`."""
+        self.base.check()
+
+    def weights(self) -> Mapping[str, str]:
+        """See :meth:`embodied.protocols.NamesWeights.weights`: those of the base, which are elsewhere."""
+        return self.base.weights() if isinstance(self.base, NamesWeights) else {}
+
+
+def around_base(
+    *, base: Mapping[str, Any], head: str = "residual", residual_scale: float | Sequence[float] = 0.1,
+    num_action_chunks: int | None = None, hidden: int = 256, layers: int = 2, critics: int = 2,
+    critic_layer_norm: bool = True, pictures: bool = False, picture_width: int = 64,
+    state_low: Sequence[float] | None = None, state_high: Sequence[float] | None = None, temperature: float = 1.0,
+    seed: int = 0,
+) -> HeadAround:  # fmt: skip
+    """Builds a head around a frozen policy.
+
+    Args:
+        base: the policy: ``url`` of its server and other keys of :func:`embodied.models.served.build_policy`; or
+            ``folder`` of its checkpoint, run or export; or ``_target_`` and the keys of what builds it.
+        head: residual = a bounded change of the base's actions.
+        residual_scale: the largest change, in halves of the range of the actions: one number, or one for each
+            dimension; 0 leaves a dimension, such as a gripper, to the base.
+        num_action_chunks: K, actions that are executed of each decision; None = all that the base answers with.
+        hidden, layers, critics, critic_layer_norm, pictures, picture_width, state_low, state_high, temperature, seed:
+            as of :class:`HeadPolicy`.
+
+    Raises:
+        ConfigError: a value that cannot be.
+    """
+    if head not in HEADS:
+        raise unknown_name("head", head, HEADS, "actor.model.head")
+    frozen = make_base(base)
+    kind = HeadAroundLater if isinstance(frozen, AnswersLater) else HeadAround
+    return kind(
+        Residual(frozen, residual_scale), num_action_chunks, hidden=hidden, layers=layers, critics=critics,
+        critic_layer_norm=critic_layer_norm, pictures=pictures, picture_width=picture_width, state_low=state_low,
+        state_high=state_high, temperature=temperature, seed=seed,
+    )  # fmt: skip
