@@ -56,15 +56,38 @@ def observations(questions: Sequence[Question], fields: Mapping[str, ArraySpec])
     return found
 
 
-def drawn(places: Sequence[tuple[int, int]], seed: int, declared: Noise, greedy: bool) -> np.ndarray:
+def check_noise(options: Options, declared: Noise) -> None:
+    """Raises RequestError if a request brings random numbers that are none of the policy's."""
+    sent, ends = options.noise, declared.shape[0] if declared.shape else 0
+    if sent is None:
+        return
+    if sent.shape != declared.shape:
+        raise RequestError(
+            f"{wire.NOISE} has the shape {[*sent.shape]}, expected {[*declared.shape]}",
+            "send numbers of the shape that the server's metadata tells (noise)",
+        )
+    uniform = sent if declared.kind == "uniform" else sent[ends - declared.uniform :]
+    if ((uniform < 0) | (uniform >= 1)).any():
+        raise RequestError(f"{wire.NOISE} has numbers outside [0, 1) where it is uniform", "send others there")
+
+
+def drawn(
+    places: Sequence[tuple[int, int]], seed: int, declared: Noise, greedy: bool,
+    sent: Sequence[np.ndarray | None] = (),
+) -> np.ndarray:  # fmt: skip
     """Draws the noise of B requests, [B, …]: zeros for greedy actions that read none.
 
     Args:
         places: requests of the session before, and the number of the session, of each request.
+        sent: the numbers that a request brings; None: they are drawn.
     """
     if greedy and not declared.greedy:
         return np.zeros((len(places), *declared.shape), np.float32)
-    return np.stack([noise(seed, Stream.SERVED_NOISE, session, count, declared) for count, session in places])
+    brought = sent or [None] * len(places)
+    return np.stack([
+        noise(seed, Stream.SERVED_NOISE, session, count, declared) if own is None else own
+        for (count, session), own in zip(places, brought, strict=True)
+    ])  # fmt: skip
 
 
 def left_over(questions: Sequence[Question], shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -183,6 +183,7 @@ class Service:
         if greedy is None:
             greedy = not self.sampling.do_sample
         goes_on = self._continues and inputs.goes_on(question.options, self._action.shape)
+        inputs.check_noise(question.options, self._policy.spec.noise)
         draw = question.options.draw
         place = session.next(question.options.session) if draw is None else (0, draw)
         waiting = _Waiting(question, greedy, goes_on, place, ticket)
@@ -313,7 +314,8 @@ class Service:
         obs = {name: self._here(values) for name, values in inputs.observations(questions, self._fields).items()}
         told = policy.encode_instructions([question.prompt for question in questions])
         places = [waiting.place for waiting in asked]
-        noise = self._here(inputs.drawn(places, self._seed, policy.spec.noise, greedy))
+        sent = [question.options.noise for question in questions]
+        noise = self._here(inputs.drawn(places, self._seed, policy.spec.noise, greedy, sent))
         with torch.inference_mode():
             seen = obs | {name: values.to(self._device) for name, values in told.items()}
             if asked[0].goes_on:

@@ -19,14 +19,15 @@ import torch
 from torch import Tensor
 
 from embodied.errors import unknown_name
-from embodied.protocols import AnswersLater, NamesWeights
+from embodied.protocols import CHUNK, AnswersLater, NamesWeights
 from embodied.types import EnvSpec, PolicySpec, Sampling
 
 from .base import check_state, make_base, state_of
 from .policy import TASK, HeadPolicy
+from .latent import Latent
 from .residual import FRONT, Residual
 
-HEADS = ("residual",)
+HEADS = ("residual", "noise")
 """Values of ``actor.model.head`` that need a base."""
 
 
@@ -42,10 +43,10 @@ class HeadAround(HeadPolicy):
     # Demonstrations do not say what the base would have done: no embodied.protocols.Clonable.
     encode_actions: Any = None
 
-    def __init__(self, head: Residual, num_action_chunks: int | None = None, **others: Any) -> None:
+    def __init__(self, head: Residual | Latent, num_action_chunks: int | None = None, **others: Any) -> None:
         super().__init__(num_action_chunks=1 if num_action_chunks is None else num_action_chunks, **others)
         self._as_base = num_action_chunks is None
-        self.head: Residual = head
+        self.head: Residual | Latent = head
         self._env: EnvSpec | None = None
 
     @property
@@ -113,7 +114,7 @@ class HeadAround(HeadPolicy):
     def describe(self) -> Mapping[str, str]:
         """See :meth:`embodied.protocols.Policy.describe`."""
         told = {f"base: {name}": fact for name, fact in self.base.describe().items()}
-        return {**super().describe(), "model": "a change of what a frozen policy does", **told}
+        return {**super().describe(), "model": "a head around a frozen policy", **told}
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,7 @@ class _Asked:
     obs: Mapping[str, Tensor]  # fields that the actor reads, [1, …]
     noise: Tensor  # float32 [1, N]
     sampling: Sampling
+    chosen: Mapping[str, Tensor] | None = None  # chunk and log-probs, if the base was asked with the chunk
 
 
 class HeadAroundLater(HeadAround):
@@ -131,7 +133,7 @@ class HeadAroundLater(HeadAround):
     Each answer is computed alone, so that it does not depend on which others came with it.
     """
 
-    def __init__(self, head: Residual, num_action_chunks: int | None = None, **others: Any) -> None:
+    def __init__(self, head: Residual | Latent, num_action_chunks: int | None = None, **others: Any) -> None:
         super().__init__(head, num_action_chunks, **others)
         self._asked: dict[int, _Asked] = {}
 
@@ -146,9 +148,15 @@ class HeadAroundLater(HeadAround):
             told = super(HeadAround, self).encode_instructions([instruction])
             seen |= {name: field.to(device) for name, field in told.items()}
         drawn = torch.from_numpy(np.array(noise, np.float32))[None]
-        of_base = self.head.base_noise(drawn[:, : self.head.noise_size])[0].numpy()
-        self._asked[number] = _Asked(seen, drawn.to(device), sampling)
-        self.base.ask(number, obs, instruction, of_base, replace(sampling, do_sample=False), place)
+        chosen = None
+        if isinstance(self.head, Latent):
+            with torch.no_grad():
+                chunk, logprobs = self.choose(seen, {}, drawn.to(device), sampling)
+            chosen, of_base = {CHUNK: chunk, "logprobs": logprobs}, self.head.base_noise(chunk)
+        else:
+            of_base = self.head.base_noise(drawn[:, : self.head.noise_size])
+        self._asked[number] = _Asked(seen, drawn.to(device), sampling, chosen)
+        self.base.ask(number, obs, instruction, of_base[0].cpu().numpy(), replace(sampling, do_sample=False), place)
 
     @torch.no_grad()
     def answers(self, timeout_s: float) -> Sequence[tuple[int, Mapping[str, np.ndarray]]]:
@@ -157,9 +165,14 @@ class HeadAroundLater(HeadAround):
         for number, decision in self.base.answers(timeout_s):
             if (asked := self._asked.pop(number, None)) is None:
                 continue
-            own = self.head.given(torch.from_numpy(decision["actions"])[None].to(self.low.device))
-            decided = self.decide(asked.obs, own, asked.noise, asked.sampling)
-            found.append((number, {name: field[0].cpu().numpy() for name, field in decided.fields.items()}))
+            actions = torch.from_numpy(decision["actions"])[None].to(self.low.device)
+            if isinstance(self.head, Latent):
+                assert asked.chosen is not None
+                fields = {**asked.chosen, "actions": self.head.given(actions)}
+            else:
+                own = self.head.given(actions)
+                fields = self.decide(asked.obs, own, asked.noise, asked.sampling).fields
+            found.append((number, {name: field[0].cpu().numpy() for name, field in fields.items()}))
         return found
 
     def forget(self, number: int) -> None:
@@ -178,7 +191,7 @@ class HeadAroundLater(HeadAround):
 
 def around_base(
     *, base: Mapping[str, Any], head: str = "residual", residual_scale: float | Sequence[float] = 0.1,
-    num_action_chunks: int | None = None, hidden: int = 256, layers: int = 2, critics: int = 2,
+    noise_bound: float = 2.0, noise_width: int | None = None, num_action_chunks: int | None = None, hidden: int = 256, layers: int = 2, critics: int = 2,
     critic_layer_norm: bool = True, pictures: bool = False, picture_width: int = 64,
     state_low: Sequence[float] | None = None, state_high: Sequence[float] | None = None, temperature: float = 1.0,
     seed: int = 0,
@@ -188,9 +201,13 @@ def around_base(
     Args:
         base: the policy: ``url`` of its server and other keys of :func:`embodied.models.served.build_policy`; or
             ``folder`` of its checkpoint, run or export; or ``_target_`` and the keys of what builds it.
-        head: residual = a bounded change of the base's actions.
+        head: residual = a bounded change of the base's actions; noise = that with which a flow policy begins.
         residual_scale: the largest change, in halves of the range of the actions: one number, or one for each
             dimension; 0 leaves a dimension, such as a gripper, to the base.
+        noise_bound: of head=noise: the largest noise, in standard deviations. More reaches further from what the base
+            does by itself; from 2 to 3 it still knows what to make of it.
+        noise_width: of head=noise: numbers that the actor chooses and that are repeated until they fill the base's
+            noise, e.g. those of one action; None = all of it. A small number learns faster.
         num_action_chunks: K, actions that are executed of each decision; None = all that the base answers with.
         hidden, layers, critics, critic_layer_norm, pictures, picture_width, state_low, state_high, temperature, seed:
             as of :class:`HeadPolicy`.
@@ -200,10 +217,13 @@ def around_base(
     """
     if head not in HEADS:
         raise unknown_name("head", head, HEADS, "actor.model.head")
+    if head == "noise" and base.get("url") is not None and base.get("_target_") is None:
+        base = {**base, "send_noise": True}
     frozen = make_base(base)
+    made = Residual(frozen, residual_scale) if head == "residual" else Latent(frozen, noise_bound, noise_width)
     kind = HeadAroundLater if isinstance(frozen, AnswersLater) else HeadAround
     return kind(
-        Residual(frozen, residual_scale), num_action_chunks, hidden=hidden, layers=layers, critics=critics,
+        made, num_action_chunks, hidden=hidden, layers=layers, critics=critics,
         critic_layer_norm=critic_layer_norm, pictures=pictures, picture_width=picture_width, state_low=state_low,
         state_high=state_high, temperature=temperature, seed=seed,
     )  # fmt: skip

@@ -202,6 +202,15 @@ class HeadPolicy(nn.Module):
         Args:
             own: what the head's ``begin`` has computed.
         """
+        chunk, logprobs = self.choose(obs, own, noise, sampling)
+        actions = self.head.actions(obs, chunk, own)
+        fields = {name: own[name] for name in self.head.fields}
+        return Decision({CHUNK: chunk, "actions": actions, "logprobs": logprobs, **fields})
+
+    def choose(
+        self, obs: Mapping[str, Tensor], own: Mapping[str, Tensor], noise: Tensor, sampling: Sampling
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Chooses chunks; returns them and their log-probs, float32 [B, D] each. Arguments as of :meth:`decide`."""
         first = self.head.noise_size
         mean, log_std = self.actor(self._read({**obs, **own}, self.critic))
         if not sampling.do_sample:
@@ -210,10 +219,7 @@ class HeadPolicy(nn.Module):
             chunk = squashed.uniform(noise[:, first:])
         else:
             chunk, _ = squashed.draw(mean, log_std, noise[:, first:])
-        logprobs = squashed.log_density(chunk, mean, log_std)  # as evaluate() has it, which sees rounded chunks
-        actions = self.head.actions(obs, chunk, own)
-        fields = {name: own[name] for name in self.head.fields}
-        return Decision({CHUNK: chunk, "actions": actions, "logprobs": logprobs, **fields})
+        return chunk, squashed.log_density(chunk, mean, log_std)  # as evaluate() has it, which sees rounded chunks
 
     def evaluate(
         self, records: Mapping[str, Tensor], sampling: Sampling, distribution: bool = False

@@ -41,6 +41,7 @@ def build_policy(
     reconnect_s: float = 120.0,
     token_file: str | None = None,
     ca_file: str | None = None,
+    send_noise: bool = False,
 ) -> ServedPolicy:
     """Connect to a policy server.
 
@@ -56,6 +57,7 @@ def build_policy(
         reconnect_s: seconds that a server may be away later, e.g. while it restarts.
         token_file: file with the server's token; None = the variable EMBODIED_SERVE_TOKEN, else none.
         ca_file: certificates (PEM) of the authority that signed the server's; None = the public ones.
+        send_noise: requests bring the random numbers of a decision, where else they name a draw of the server's.
 
     Raises:
         ConfigError: a value that cannot be.
@@ -65,5 +67,6 @@ def build_policy(
     from .policy import build
 
     return build(
-        url, protocol, mapping, num_action_chunks, connections, timeout_s, connect_s, reconnect_s, token_file, ca_file
-    )
+        url, protocol, mapping, num_action_chunks, connections, timeout_s, connect_s, reconnect_s, token_file, ca_file,
+        send_noise,
+    )  # fmt: skip

@@ -44,14 +44,25 @@ class ServedPolicy(nn.Module):
         crew: asks; its ``verify`` is :meth:`verify`.
         told: what the server tells of itself.
         chunk: K; None = the server's.
+        send_noise: requests bring the noise of a decision, which is then the one that the server declares.
+
+    Raises:
+        SpecMismatchError: the server takes no noise.
     """
 
     def __init__(
-        self, address: Address, protocol: str, crew: Crew, told: Told, mapping: Mapped | None, chunk: int | None
+        self, address: Address, protocol: str, crew: Crew, told: Told, mapping: Mapped | None, chunk: int | None,
+        send_noise: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         self.address, self.protocol, self.mapping, self.told = address, protocol, mapping, told
         self._crew, self._chunk = crew, chunk
+        if send_noise and told.noise is None:
+            raise SpecMismatchError(
+                f"{address.url} takes no noise, and it is to be sent (send_noise; a head that chooses noise needs it)",
+                "serve a policy with python -m embodied.tools.serve; a head around this server: actor.model.head=residual",
+            )
+        self._sent = told.noise if send_noise else None  # noise that requests bring
         self._env: EnvSpec | None = None
         self._fills: Mapping[str, Fill] | None = None  # None: the fields of the env are those of the request
         self._print: Fingerprint | None = None
@@ -108,15 +119,20 @@ class ServedPolicy(nn.Module):
         noisy = self.told.greedy_noise or not repeatable
         self._spec = PolicySpec(
             chunk, {"actions": env.action.field(chunk), "logprobs": ArraySpec((1,), "float32")}, Elements((1,)),
-            Noise((NOISE,), greedy=NOISE if noisy else 0), entropy=False, distribution=False, sampling=(),
+            replace(self._noise, greedy=NOISE) if noisy and self._sent is None else self._noise, entropy=False, distribution=False, sampling=(),
         )  # fmt: skip
         self._known.append((env, self._fills, self._print, self._spec))
+
+    @property
+    def _noise(self) -> Noise:
+        """Random numbers of a decision: those that the server declares, or two that name a draw of the server's."""
+        return Noise((NOISE,)) if self._sent is None else self._sent
 
     def _asked_now(self, line: Line) -> np.ndarray:
         """The server's answers to the fixed observations, over one connection: [COUNT, H, …]."""
         assert self._env is not None
         questions = [
-            self._question(obs, text, np.zeros(NOISE, np.float32), Sampling(do_sample=False), None)
+            self._question(obs, text, np.zeros(self._noise.shape, np.float32), Sampling(do_sample=False), None)
             for obs, text in fingerprint.observations(self._env)
         ]
         found: list[np.ndarray] = []
@@ -202,14 +218,16 @@ class ServedPolicy(nn.Module):
         self, obs: Mapping[str, np.ndarray], instruction: str, noise: np.ndarray, sampling: Sampling,
         place: tuple[int, int] | None,
     ) -> Question:  # fmt: skip
-        high, low = (int(number * (1 << 24)) for number in noise)
+        named = noise if self._sent is None else np.zeros(NOISE)
+        high, low = (int(number * (1 << 24)) for number in named)
+        brought = None if self._sent is None else np.array(noise, np.float32)
         if self._fills is None:
             assert self._env is not None
             request: dict[str, Any] = {name: np.array(obs[name]) for name in fields_of(self._env)}
             request["prompt"] = instruction
         else:
             request = {key: fill(obs, instruction) for key, fill in self._fills.items()}
-        return Question(request, not sampling.do_sample, (high << 24) + low, place)
+        return Question(request, not sampling.do_sample, (high << 24) + low, brought, place)
 
     def answers(self, timeout_s: float) -> Sequence[tuple[int, Mapping[str, np.ndarray]]]:
         """See :meth:`embodied.protocols.AnswersLater.answers`."""
@@ -285,6 +303,7 @@ class ServedPolicy(nn.Module):
 def build(
     url: str, protocol: str, mapping: str | Mapping[str, Any] | None, chunk: int | None, connections: int,
     timeout_s: float, connect_s: float, reconnect_s: float, token_file: str | None, ca_file: str | None,
+    send_noise: bool = False,
 ) -> ServedPolicy:  # fmt: skip
     """Builds the policy. See :func:`embodied.models.served.build_policy`."""
     for name, value in (("timeout_s", timeout_s), ("connect_s", connect_s), ("reconnect_s", reconnect_s)):
@@ -302,7 +321,7 @@ def build(
     )  # fmt: skip
     told = crew.direct(lambda line: line.told)
     chunk = chunk or (mapped.take if mapped else None) or told.num_action_chunks
-    made.append(ServedPolicy(address, known, crew, told, mapped, chunk))
+    made.append(ServedPolicy(address, known, crew, told, mapped, chunk, send_noise))
     return made[0]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import embodied
@@ -48,6 +49,7 @@ def metadata(
         "greedy": greedy,
         "greedy_noise": bool(policy.spec.noise.greedy),
         "draw": True,
+        "noise": {**asdict(policy.spec.noise), "shape": [*policy.spec.noise.shape]},
         "continues": continues,
         "max_batch": max_batch,
         "model": {str(name): str(fact) for name, fact in policy.describe().items()},

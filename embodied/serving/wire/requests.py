@@ -19,7 +19,7 @@ from embodied.types import ArraySpec, EnvSpec
 
 log = logging.getLogger(__name__)
 
-OPTIONS = (wire.REQUEST_ID, wire.GREEDY, wire.DELAY_STEPS, wire.SESSION, wire.DRAW, wire.LEFT_OVER)
+OPTIONS = (wire.REQUEST_ID, wire.GREEDY, wire.DELAY_STEPS, wire.SESSION, wire.DRAW, wire.NOISE, wire.LEFT_OVER)
 MOST_PROMPT = 4096  # characters of an instruction
 MOST_NUMBER = 1 << 63  # exclusive upper bound for sessions and delays
 
@@ -33,6 +33,7 @@ class Options:
     delay_steps: int | None = None
     session: int | None = None
     draw: int | None = None  # names the noise of this request alone
+    noise: np.ndarray | None = None  # random numbers of this request, finite, float32; None: drawn here
     left_over: np.ndarray | None = None  # actions that are left of the chunk before, float32 [n, A]
 
 
@@ -227,7 +228,8 @@ def options_of(message: Mapping[str, Any]) -> Options:
         raise RequestError(f"{wire.GREEDY} is {greedy!r:.40}, expected true or false", "send a bool")
     delay, session, draw = (_number(message, name) for name in (wire.DELAY_STEPS, wire.SESSION, wire.DRAW))
     identity = int(identity) if isinstance(identity, np.integer) else identity
-    return Options(identity, None if greedy is None else bool(greedy), delay, session, draw, _left_over(message))
+    noise, left = _noise(message), _left_over(message)
+    return Options(identity, None if greedy is None else bool(greedy), delay, session, draw, noise, left)
 
 
 def _is_whole(value: Any) -> bool:
@@ -241,6 +243,19 @@ def _number(message: Mapping[str, Any], name: str) -> int | None:
     if not _is_whole(value) or not 0 <= value < MOST_NUMBER:
         raise RequestError(f"{name} is {value!r:.40}, expected a whole number of 0 or more", "send such a number")
     return int(value)
+
+
+def _noise(message: Mapping[str, Any]) -> np.ndarray | None:
+    value = message.get(wire.NOISE)
+    if value is None:
+        return None
+    numbers = _as_array(wire.NOISE, value)
+    if numbers.dtype != np.float32 or not np.isfinite(numbers).all():
+        raise RequestError(
+            f"{wire.NOISE} is {numbers.dtype} {list(numbers.shape)}, expected finite numbers, float32",
+            "send numbers of the shape that the server's metadata tells (noise)",
+        )
+    return numbers
 
 
 def _left_over(message: Mapping[str, Any]) -> np.ndarray | None:

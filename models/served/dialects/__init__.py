@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from embodied.errors import ConfigError, did_you_mean
+from embodied.types import Noise
 
 DIALECTS = {"openpi": ("ws", "wss"), "openvla": ("http", "https"), "vla_eval": ("ws", "wss")}
 """Name of a protocol, which is that of its module → schemes of its addresses. The first that has the scheme of an
@@ -48,6 +49,7 @@ class Question:
     fields: Mapping[str, Any]  # keys of the request, as the mapping names them → arrays, texts, numbers
     greedy: bool = True  # ask for the likeliest actions, where a request can say so
     session: int = 0  # below 2⁶²: equal questions of equal sessions are answered alike, where a request can say so
+    noise: np.ndarray | None = None  # random numbers of the decision, as ``Told.noise`` declares them; None: drawn there
     place: tuple[int, int] | None = None  # (id of the episode, index of the decision in it); None: not known
 
 
@@ -68,6 +70,7 @@ class Told:
     draws: bool = False  # a request may ask for greedy actions, and for those of a session
     greedy_noise: bool = False  # its greedy actions differ from session to session
     repeatable: bool | None = None  # equal questions get equal answers; None: it is found out
+    noise: Noise | None = None  # random numbers that a request may bring
     max_batch: int = 1  # questions that one ``infer`` takes
 
 

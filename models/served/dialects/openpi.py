@@ -15,6 +15,7 @@ from embodied.client.connection import Connection, Lost
 from embodied.client.replies import read_actions, read_metadata, read_reply
 from embodied.client.tls import tls_context
 from embodied.errors import EmbodiedError, ServerRefusedError, WireError
+from embodied.types import Noise
 
 from . import Address, Busy, Gone, Line, Question, Told
 
@@ -57,6 +58,8 @@ class OpenpiLine:
         if self.told.draws:
             drawn = wire.DRAW if self.told.facts.get("draw") else wire.SESSION  # of older servers the second best
             own |= {wire.GREEDY: question.greedy, drawn: question.session}
+        if question.noise is not None:
+            own[wire.NOISE] = question.noise
         try:
             self._connection.send(wire.pack({**question.fields, **own}))
             reply = read_reply(self._connection.receive(deadline))
@@ -93,13 +96,25 @@ def told(facts: Mapping[str, Any]) -> Told:
                 str(name): (tuple(map(int, field["shape"])), str(field["dtype"]))
                 for name, field in facts["observation"].items()
             },
-            draws=True, greedy_noise=bool(facts.get("greedy_noise", False)), repeatable=True,
+            draws=True, greedy_noise=bool(facts.get("greedy_noise", False)), repeatable=True, noise=_noise(facts),
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise WireError(
             f"the server's metadata cannot be read: {type(error).__name__}: {error}",
             "see whether the server is of the same version as this program",
         ) from error
+
+
+def _noise(facts: Mapping[str, Any]) -> Noise | None:
+    """Reads what a request may bring; None: an older server, which takes none."""
+    if (said := facts.get("noise")) is None:
+        return None
+    shape, kind = tuple(map(int, said["shape"])), str(said["kind"])
+    uniform, greedy = int(said["uniform"]), int(said["greedy"])
+    most = shape[0] if shape else 0
+    if kind not in ("uniform", "normal") or min((*shape, uniform, greedy)) < 0 or max(uniform, greedy) > most:
+        raise ValueError(f"noise {dict(said)}")
+    return Noise(shape, kind, uniform, greedy)
 
 
 def _refused(address: Address, error: ServerRefusedError) -> EmbodiedError:
