@@ -54,7 +54,7 @@ class OpenpiLine:
 
     def _one(self, question: Question, deadline: float) -> np.ndarray:
         self._asked += 1
-        own = {wire.REQUEST_ID: self._asked} if self.told.draws else {}
+        own: dict[str, Any] = {wire.REQUEST_ID: self._asked} if self.told.draws else {}
         if self.told.draws:
             drawn = wire.DRAW if self.told.facts.get("draw") else wire.SESSION  # of older servers the second best
             own |= {wire.GREEDY: question.greedy, drawn: question.session}
