@@ -19,8 +19,9 @@ metadata
     ``num_action_chunks`` (K), ``action`` {kind, low, high}, ``control_hz``, ``cameras`` (names), ``observation``
     {field: {shape, dtype}}, ``keys`` {key of a request: the field or camera that it fills}, ``greedy`` (unless a
     request says otherwise), ``greedy_noise`` (true if greedy actions are drawn, too), ``draw`` (true: it takes
-    ``embodied/draw``), ``noise`` {shape, kind, uniform, greedy} (of ``embodied/noise``), ``continues`` (true if it goes on
-    from ``embodied/left_over``; a server that does not say it may refuse this key), ``max_batch``, ``model`` (facts), ``limits`` {max_bytes, …}.
+    ``embodied/draw``), ``noise`` {shape, kind, uniform, greedy} (of ``embodied/noise``), ``continues`` (true if it goes
+    on from ``embodied/left_over``; a server that does not say it may refuse this key), ``max_batch``, ``model`` (facts),
+    ``limits`` {max_bytes, …}.
 request
     ``prompt`` (str) and the fields of ``observation``. Pictures: ``images`` uint8 [C, H, W, 3], or ``images`` as a list
     of C pictures, or ``images/CAMERA`` for each camera. A picture is uint8 [H, W, 3], or the bytes of a JPEG or PNG
@@ -35,9 +36,9 @@ request
       observation, the session's number and how many requests it has had before.
     - ``embodied/draw`` (int ≥ 0), of servers that say ``draw``: sampled actions of this request are a function of the
       observation and this number alone. It counts as no request of the session.
-    - ``embodied/noise`` (float32 of the ``shape`` that the server tells): the random numbers of this request, in place of
-      those that the server would draw. Greedy actions read the first ``greedy`` along the first axis alone; the last
-      ``uniform`` are in [0, 1).
+    - ``embodied/noise`` (float32 of the ``shape`` that the server tells): the random numbers of this request, in place
+      of those that the server would draw. Greedy actions read the first ``greedy`` along the first axis alone; the
+      last ``uniform`` are in [0, 1).
 reply
     ``actions`` float32 [K, A] in the env's units (of an env of discrete actions int32 [K]), ``server_timing``
     {infer_ms, queue_ms, batch}, and ``embodied/request_id`` if the request had one.

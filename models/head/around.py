@@ -23,8 +23,8 @@ from embodied.protocols import CHUNK, AnswersLater, NamesWeights
 from embodied.types import EnvSpec, PolicySpec, Sampling
 
 from .base import check_state, make_base, state_of
-from .policy import TASK, HeadPolicy
 from .latent import Latent
+from .policy import TASK, HeadPolicy
 from .residual import FRONT, Residual
 
 HEADS = ("residual", "noise")
@@ -191,7 +191,8 @@ class HeadAroundLater(HeadAround):
 
 def around_base(
     *, base: Mapping[str, Any], head: str = "residual", residual_scale: float | Sequence[float] = 0.1,
-    noise_bound: float = 2.0, noise_width: int | None = None, num_action_chunks: int | None = None, hidden: int = 256, layers: int = 2, critics: int = 2,
+    noise_bound: float = 2.0, noise_width: int | None = None, num_action_chunks: int | None = None,
+    hidden: int = 256, layers: int = 2, critics: int = 2,
     critic_layer_norm: bool = True, pictures: bool = False, picture_width: int = 64,
     state_low: Sequence[float] | None = None, state_high: Sequence[float] | None = None, temperature: float = 1.0,
     seed: int = 0,

@@ -60,7 +60,7 @@ class ServedPolicy(nn.Module):
         if send_noise and told.noise is None:
             raise SpecMismatchError(
                 f"{address.url} takes no noise, and it is to be sent (send_noise; a head that chooses noise needs it)",
-                "serve a policy with python -m embodied.tools.serve; a head around this server: actor.model.head=residual",
+                "serve a policy with python -m embodied.tools.serve; a head of this one: actor.model.head=residual",
             )
         self._sent = told.noise if send_noise else None  # noise that requests bring
         self._env: EnvSpec | None = None
@@ -119,7 +119,8 @@ class ServedPolicy(nn.Module):
         noisy = self.told.greedy_noise or not repeatable
         self._spec = PolicySpec(
             chunk, {"actions": env.action.field(chunk), "logprobs": ArraySpec((1,), "float32")}, Elements((1,)),
-            replace(self._noise, greedy=NOISE) if noisy and self._sent is None else self._noise, entropy=False, distribution=False, sampling=(),
+            replace(self._noise, greedy=NOISE) if noisy and self._sent is None else self._noise, entropy=False,
+            distribution=False, sampling=(),
         )  # fmt: skip
         self._known.append((env, self._fills, self._print, self._spec))
 

@@ -120,6 +120,13 @@ def test_the_server_says_which_noise_it_takes_and_refuses_other():
 def test_an_older_server_is_refused():
     from embodied.models.served.dialects.openpi import told
 
-    facts = {"server": "embodied", "action": {}, "action_shape": [4, 7], "control_hz": 10, "cameras": [], "observation": {}}
+    facts = {
+        "server": "embodied",
+        "action": {},
+        "action_shape": [4, 7],
+        "control_hz": 10,
+        "cameras": [],
+        "observation": {},
+    }
     assert told(facts).noise is None
     assert build_policy.__kwdefaults__["send_noise"] is False

@@ -49,7 +49,9 @@ class Question:
     fields: Mapping[str, Any]  # keys of the request, as the mapping names them → arrays, texts, numbers
     greedy: bool = True  # ask for the likeliest actions, where a request can say so
     session: int = 0  # below 2⁶²: equal questions of equal sessions are answered alike, where a request can say so
-    noise: np.ndarray | None = None  # random numbers of the decision, as ``Told.noise`` declares them; None: drawn there
+    noise: np.ndarray | None = (
+        None  # random numbers of the decision, as ``Told.noise`` declares them; None: drawn there
+    )
     place: tuple[int, int] | None = None  # (id of the episode, index of the decision in it); None: not known
 
 
