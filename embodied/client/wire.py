@@ -20,8 +20,8 @@ metadata
     {field: {shape, dtype}}, ``keys`` {key of a request: the field or camera that it fills}, ``greedy`` (unless a
     request says otherwise), ``greedy_noise`` (true if greedy actions are drawn, too), ``draw`` (true: it takes
     ``embodied/draw``), ``noise`` {shape, kind, uniform, greedy} (of ``embodied/noise``), ``continues`` (true if it goes
-    on from ``embodied/left_over``; a server that does not say it may refuse this key), ``max_batch``, ``model`` (facts),
-    ``limits`` {max_bytes, …}.
+    on from ``embodied/left_over``; a server that does not say it may refuse this key), ``max_batch``, ``model``
+    (facts), ``limits`` {max_bytes, …}.
 request
     ``prompt`` (str) and the fields of ``observation``. Pictures: ``images`` uint8 [C, H, W, 3], or ``images`` as a list
     of C pictures, or ``images/CAMERA`` for each camera. A picture is uint8 [H, W, 3], or the bytes of a JPEG or PNG

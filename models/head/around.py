@@ -168,7 +168,7 @@ class HeadAroundLater(HeadAround):
             actions = torch.from_numpy(decision["actions"])[None].to(self.low.device)
             if isinstance(self.head, Latent):
                 assert asked.chosen is not None
-                fields = {**asked.chosen, "actions": self.head.given(actions)}
+                fields: Mapping[str, Tensor] = {**asked.chosen, "actions": self.head.given(actions)}
             else:
                 own = self.head.given(actions)
                 fields = self.decide(asked.obs, own, asked.noise, asked.sampling).fields
