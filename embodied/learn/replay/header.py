@@ -27,6 +27,7 @@ class Header:
     fields: dict[str, list[Any]]  # name → [shape, dtype]
     capacity: int  # records
     per_file: int  # records of a file
+    rank: list[int] = field(default_factory=lambda: [0, 1])  # process that appends them, of how many
     saved: list[int] = field(default_factory=list)  # records ever appended at each checkpoint that can be returned to
 
 
@@ -86,14 +87,22 @@ def check_same(folder: Path, there: Header, here: Header) -> None:
             found.append(f"field {name} is {_told(theirs)} there, {_told(ours)} here")
     if not found and list(there.fields) != list(here.fields):
         found.append("their fields stand in another order")
+    if there.rank != here.rank:
+        found.append(f"they are of {_process(there.rank)}, this is {_process(here.rank)}")
     if there.capacity != here.capacity:
         found.append(f"they are at most {there.capacity}, this run's {here.capacity}")
     if found:
         fix = ELSEWHERE
         if len(found) == 1 and there.capacity != here.capacity:
             fix = "set algorithm.replay.capacity and algorithm.replay.max_gb as they were, or " + fix
+        if len(found) == 1 and there.rank[1:] != here.rank[1:]:
+            fix = f"start as many processes as before, {there.rank[-1]}, or {fix}"
         raise RunFolderError(f"{folder} holds replayed records of another run: {'; '.join(found)}", fix)
 
 
 def _told(spec: list[Any] | None) -> str:
     return "missing" if spec is None else f"{spec[1]} {spec[0]}"
+
+
+def _process(rank: list[int]) -> str:
+    return f"process {' of '.join(str(number) for number in rank)}"

@@ -13,20 +13,19 @@ checkpoints. An earlier checkpoint restores weights, and not these records: :met
 
 from __future__ import annotations
 
-import fcntl
 import os
 import threading
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from embodied.errors import CheckpointError, ConfigError, DamagedCheckpointError, RunFolderError, SpecMismatchError
+from embodied.errors import CheckpointError, ConfigError, DamagedCheckpointError
 from embodied.learn.replay import header as headers
 from embodied.learn.replay.header import FORMAT, Header, check_same, shown
+from embodied.learn.replay.opening import check_room, checked, locked, made
 from embodied.learn.replay.segments import CHAIN, Layout, Segments
 from embodied.learn.replay.sums import chained
 from embodied.types import ArraySpec
@@ -53,22 +52,23 @@ class Replay:
         (3, 5, [2.0, 4.0])
     """
 
-    def __init__(self, folder: Path, layout: Layout, capacity: int, origin: str, saved: list[int], lock: int) -> None:
-        self.folder, self.capacity, self.origin = folder, capacity, origin
+    def __init__(self, folder: Path, layout: Layout, header: Header, lock: int) -> None:
+        self.folder, self.capacity, self._header = folder, header.capacity, header
         self._layout, self._files, self._lock = layout, Segments(folder, layout), lock
-        self._header = Header(FORMAT, origin, shown(layout.fields), capacity, layout.per_file, saved)
         self._begun = False  # whether anything was written or deleted since it was opened
         self._total, self._chain = 0, 0
         self._taken: list[int] = []
         self._guard = threading.RLock()
-        self._transition = np.zeros(capacity, bool)  # by number modulo capacity
-        self._demonstrated = np.zeros(capacity, bool)
+        self._transition = np.zeros(self.capacity, bool)  # by number modulo capacity
+        self._demonstrated = np.zeros(self.capacity, bool)
+        self._waits = False  # whether the last record's episode goes on
         self._listed: dict[str, tuple[int, np.ndarray]] = {}
 
     @classmethod
     def open(
-        cls, folder: Path, fields: Mapping[str, ArraySpec], capacity: int, max_gb: float | None, origin: str
-    ) -> Replay:
+        cls, folder: Path, fields: Mapping[str, ArraySpec], capacity: int, max_gb: float | None, origin: str,
+        rank: tuple[int, int] = (0, 1),
+    ) -> Replay:  # fmt: skip
         """Opens the ring of a folder, which is made if it is not there. It is empty until a state is loaded.
 
         Args:
@@ -77,6 +77,7 @@ class Replay:
             capacity: most records.
             max_gb: most GB (10⁹ bytes) of them; the smaller of both holds. None = as many as ``capacity`` take.
             origin: of what env and policy the records are. Another one's are refused.
+            rank: of the process that appends them, and how many there are. Each has a folder of its own.
 
         Raises:
             ConfigError: not even one record fits.
@@ -92,35 +93,21 @@ class Replay:
             )
         per_file = max(1, min(most // FILES, max(FILE_BYTES // one, most // MOST_FILES)))
         layout = Layout(fields, per_file)
+        made(folder)
+        lock = locked(folder)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunFolderError(f"{folder} cannot be made: {error.strerror}", headers.ELSEWHERE) from error
-        lock = _locked(folder)
-        try:
-            here, there = Header(FORMAT, origin, shown(fields), most, per_file), headers.read(folder)
+            here, there = Header(FORMAT, origin, shown(fields), most, per_file, list(rank)), headers.read(folder)
             if there is not None:
                 check_same(folder, there, here)
                 layout = Layout(fields, there.per_file)
-            ring = cls(folder, layout, most, origin, [] if there is None else there.saved, lock)
-            ring._check_room()
+            ring = cls(folder, layout, here if there is None else there, lock)
+            check_room(folder, ring.disk_bytes, len(ring._files.there()) * layout.file_bytes, most)
             if there is None:
                 headers.write(folder, here)
         except BaseException:
             os.close(lock)
             raise
         return ring
-
-    def _check_room(self) -> None:
-        disk = os.statvfs(self.folder)
-        free = disk.f_bavail * disk.f_frsize + len(self._files.there()) * self._layout.file_bytes
-        if free < self.disk_bytes:
-            raise RunFolderError(
-                f"the replay of {self.capacity} records needs {self.disk_bytes / 1e9:.1f} GB in {self.folder}, and "
-                f"{free / 1e9:.1f} GB are free",
-                f"set algorithm.replay.max_gb below {0.9 * free / 1e9:.1f}, free space, or set algorithm.replay.path to "
-                "a folder of another disk",
-            )
 
     @property
     def record_bytes(self) -> int:
@@ -148,7 +135,8 @@ class Replay:
 
     @property
     def transitions(self) -> np.ndarray:
-        """Indices of the records that are transitions: int64, in order."""
+        """Indices of the records that are transitions, int64 in order: all but the final observations of episodes that
+        were cut off, and a last record whose next entry is not there."""
         return self._found("transitions", self._transition)
 
     @property
@@ -162,6 +150,8 @@ class Replay:
             if at != self._total:
                 numbers = np.arange(self._total - len(self), self._total)
                 found = np.flatnonzero(marks[numbers % self.capacity])
+                if self._waits and len(found) and found[-1] == len(self) - 1:
+                    found = found[:-1]
                 self._listed[name] = self._total, found
             return found
 
@@ -173,7 +163,9 @@ class Replay:
             CheckpointError: the folder holds records of checkpoints, and none of them was loaded.
             RunFolderError: the disk is full. None of these records is appended then.
         """
-        count = _checked(records, self.fields)
+        count = checked(records, self.fields)
+        if not count:
+            return
         with self._guard:
             self._begin()
             self._free()
@@ -208,13 +200,14 @@ class Replay:
             headers.write(self.folder, self._header)
 
     def _mark(self, first: int, records: Mapping[str, np.ndarray]) -> None:
-        """Notes which of n records are transitions and demonstrations. They are numbered from ``first``."""
+        """Notes which of n > 0 records are transitions and demonstrations. They are numbered from ``first``."""
         count = len(next(iter(records.values())))
         start = max(0, count - self.capacity)
         places = np.arange(first + start, first + count) % self.capacity
         self._transition[places] = records["num_steps"][start:] > 0 if "num_steps" in self.fields else True
         if "demonstrated" in self.fields:
             self._demonstrated[places] = records["demonstrated"][start:]
+        self._waits = "terminated" in self.fields and not records["terminated"][-1]
 
     def _free(self) -> None:
         """Deletes the files that neither the ring nor a checkpoint needs."""
@@ -231,7 +224,7 @@ class Replay:
 
         Raises:
             IndexError: an index is out of range.
-            DamagedCheckpointError: a file was cut off.
+            DamagedCheckpointError: a file was cut off, or a record is not what was written.
         """
         with self._guard:
             numbers = np.asarray(index, np.int64)
@@ -281,11 +274,12 @@ class Replay:
                 number, end = number + len(block), int(block[CHAIN][-1])
             if end != int(state["chain"]):
                 raise CheckpointError(
-                    f"the records of this checkpoint are no longer in {self.folder}: after an earlier checkpoint others "
-                    "were written in their place",
+                    f"the records of this checkpoint are no longer in {self.folder}: a run went on from an earlier one, "
+                    "and has written others in their place",
                     f"go on from the newest checkpoint (runner.resume_mode=auto), or {ANEW}",
                 )
             self._total, self._chain, self._taken, self._begun = total, end, [total], False
+            self._waits = self._waits and total > 0
             self._listed.clear()
 
     def _check_there(self, first: int, end: int) -> None:
@@ -312,40 +306,3 @@ class Replay:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-
-
-def _locked(folder: Path) -> int:
-    """Takes the folder for this process; returns the descriptor that holds it. It ends with the process."""
-    lock = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(lock)
-        raise RunFolderError(
-            f"another process writes the replayed records in {folder}",
-            f"wait until it has ended, or {headers.ELSEWHERE}",
-        ) from error
-    except OSError:  # a file system without locks
-        with suppress(OSError):
-            return lock
-    return lock
-
-
-def _checked(records: Mapping[str, np.ndarray], fields: Mapping[str, ArraySpec]) -> int:
-    """Checks records [n, …] and returns n."""
-    if set(records) != set(fields):
-        odd = sorted(set(records) ^ set(fields))
-        raise SpecMismatchError(
-            f"records have the fields {', '.join(sorted(records))}, and the replay's differ in {', '.join(odd)}",
-            "append every field that the replay was opened with, and no other",
-        )
-    count = len(next(iter(records.values())))
-    for name, spec in fields.items():
-        got = records[name]
-        if got.shape != (count, *spec.shape) or got.dtype != np.dtype(spec.dtype):
-            raise SpecMismatchError(
-                f"field {name} of {count} records is {got.dtype} {list(got.shape)}, expected {spec.dtype} "
-                f"{[count, *spec.shape]}",
-                f"append {name} as the replay was opened with it",
-            )
-    return count

@@ -1,8 +1,8 @@
 """Files of a fixed number of records each. What is written in one is never overwritten while it is needed.
 
-A file has two blocks. The first holds the small fields of all its records, with two checksums each; the second the
+A file has two blocks. The first holds the small fields of all its records, with three checksums each; the second the
 large ones, such as pictures. Both are read and written by system calls, not mapped: memory of the process stays flat,
-and a full disk is an error instead of a signal.
+and a full disk is an error instead of a signal. Every record that is read is compared with its checksums.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from embodied.types import ArraySpec
 
 LARGE = 1024  # bytes from which a field stands in the second block
 PAGE = 4096
-SUM, CHAIN = "#sum", "#chain"
-"""Checksum of a record, and that of the sums of all records up to it."""
+LARGE_SUM, SUM, CHAIN = "#large", "#sum", "#chain"
+"""Checksums of a record's large fields, of its small ones with that number, and of the sums of all records up to it."""
+SUMS_AFTER = 8  # bytes of SUM and CHAIN, at the end of the small fields
+AGAIN = "restore the folder from a copy, or start anew under another runner.experiment_name"
 
 
 class Layout:
@@ -32,7 +34,7 @@ class Layout:
         self.fields, self.per_file = dict(fields), per_file
         sizes = {name: (np.dtype(spec.dtype), spec.shape) for name, spec in fields.items()}
         small = [(name, *sizes[name]) for name, spec in fields.items() if spec.nbytes < LARGE]
-        self.small = np.dtype([*small, (SUM, "<u4"), (CHAIN, "<u4")])
+        self.small = np.dtype([*small, (LARGE_SUM, "<u4"), (SUM, "<u4"), (CHAIN, "<u4")])
         self.large = np.dtype([(name, *sizes[name]) for name, spec in fields.items() if spec.nbytes >= LARGE])
         self._second = -(-per_file * self.small.itemsize // PAGE) * PAGE
 
@@ -79,7 +81,7 @@ class Segments:
         return False
 
     def reserve(self, first: int, end: int) -> None:
-        """Allocates the files of the records ``first`` … ``end`` - 1, so that writing them cannot find the disk full."""
+        """Allocates the files of the records ``first`` … ``end`` - 1: writing them cannot find the disk full."""
         for number in range(first // self.layout.per_file, -(-end // self.layout.per_file)):
             if not self.whole(number):
                 self._allocate(number)
@@ -117,11 +119,10 @@ class Segments:
         for name in layout.fields:
             (small if name in (small.dtype.names or ()) else large)[name] = records[name]
         bytes_small, bytes_large = _bytes(small), _bytes(large)
-        summed = layout.small.itemsize - 8
-        for i in range(count):
-            own = zlib.crc32(bytes_small[i, :summed], zlib.crc32(bytes_large[i]))
-            chain = zlib.crc32(own.to_bytes(4, "little"), chain)
-            small[SUM][i], small[CHAIN][i] = own, chain
+        small[LARGE_SUM] = sums_of(bytes_large)
+        small[SUM] = small_sums(small)
+        for i, own in enumerate(small[SUM].tolist()):
+            small[CHAIN][i] = chain = zlib.crc32(own.to_bytes(4, "little"), chain)
         number, within = divmod(first, layout.per_file)
         try:
             descriptor = self._descriptor(number)
@@ -136,13 +137,24 @@ class Segments:
         return chain
 
     def read(self, numbers: np.ndarray, names: Iterable[str]) -> dict[str, np.ndarray]:
-        """Reads some fields of records by number: [n, …] each."""
-        wanted, found = list(names), dict[str, np.ndarray]()
-        for block in (self.layout.small, self.layout.large):
-            if mine := [name for name in wanted if name in (block.names or ())]:
-                read = self._rows(numbers, block)
-                found |= {name: np.ascontiguousarray(read[name]) for name in mine}
-        return {name: found[name] for name in wanted}
+        """Reads some fields of records by number: [n, …] each.
+
+        Raises:
+            DamagedCheckpointError: a file is cut off, or a record is not what was written.
+        """
+        wanted, layout = list(names), self.layout
+        small, large = self._rows(numbers, layout.small), None
+        same = small_sums(small) == small[SUM]
+        if any(name in (layout.large.names or ()) for name in wanted):
+            large = self._rows(numbers, layout.large)
+            same &= sums_of(_bytes(large)) == small[LARGE_SUM]
+        if not same.all():
+            odd = int(numbers[np.flatnonzero(~same)[0]])
+            raise DamagedCheckpointError(
+                f"record {odd} in {self.path(odd // layout.per_file)} is damaged: its checksum is another", AGAIN
+            )
+        found = {name: small if name in (small.dtype.names or ()) else large for name in wanted}
+        return {name: np.ascontiguousarray(rows[name]) for name, rows in found.items() if rows is not None}
 
     def _rows(self, numbers: np.ndarray, block: np.dtype) -> np.ndarray:
         rows = np.empty(len(numbers), block)
@@ -164,13 +176,13 @@ class Segments:
 
     def _fill(self, file: int, content: np.ndarray, place: int) -> None:
         """Reads bytes [n, b] from a place of a file."""
-        view, got = memoryview(content).cast("B"), 0
+        view, got = content.data.cast("B"), 0
         while got < len(view):
             read = os.preadv(self._descriptor(file), [view[got:]], place + got)
             if not read:
                 raise DamagedCheckpointError(
                     f"{self.path(file)} ends at byte {place + got}, expected {self.layout.file_bytes}",
-                    "restore the file from a copy, or start anew under another runner.experiment_name",
+                    AGAIN,
                 )
             got += read
 
@@ -197,6 +209,16 @@ class Segments:
             self._close(number)
 
 
+def sums_of(content: np.ndarray) -> np.ndarray:
+    """Computes the checksum of each of n rows uint8 [n, b]: uint32 [n]."""
+    return np.array([zlib.crc32(row.tobytes()) for row in content], np.uint32)
+
+
+def small_sums(rows: np.ndarray) -> np.ndarray:
+    """Computes what :data:`SUM` must be of n rows of small fields: uint32 [n]."""
+    return sums_of(_bytes(rows)[:, :-SUMS_AFTER])
+
+
 def _bytes(rows: np.ndarray) -> np.ndarray:
     """The bytes of n structured rows: uint8 [n, b], the same memory."""
     return np.ndarray((len(rows), rows.dtype.itemsize), np.uint8, buffer=rows) if rows.nbytes else _none(len(rows))
@@ -209,6 +231,6 @@ def _none(count: int) -> np.ndarray:
 def _write(descriptor: int, content: np.ndarray, place: int) -> None:
     if not content.size:
         return
-    view, done = memoryview(content).cast("B"), 0
+    view, done = content.data.cast("B"), 0
     while done < len(view):
         done += os.pwrite(descriptor, view[done:], place + done)
