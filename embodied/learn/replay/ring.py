@@ -274,8 +274,8 @@ class Replay:
                 number, end = number + len(block), int(block[CHAIN][-1])
             if end != int(state["chain"]):
                 raise CheckpointError(
-                    f"the records of this checkpoint are no longer in {self.folder}: a run went on from an earlier one, "
-                    "and has written others in their place",
+                    f"the records of this checkpoint are no longer in {self.folder}: a run went on from an earlier "
+                    "one, and has written others in their place",
                     f"go on from the newest checkpoint (runner.resume_mode=auto), or {ANEW}",
                 )
             self._total, self._chain, self._taken, self._begun = total, end, [total], False

@@ -1,8 +1,11 @@
-"""Which records a batch takes: a function of seed, optimizer step and the number of records, of nothing else."""
+"""Which records a batch takes: a function of seed, optimizer step, rank and the records that are there, of nothing else.
+
+Several ranks have a ring each, of the records that they have collected, and draw their share of a batch from it. So the
+records of a run are a function of its seed for a fixed number of ranks; another number is another run
+(:func:`embodied.learn.replay.header.check_same` refuses it).
+"""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -34,22 +37,30 @@ def sampled(length: int, seed: int, step: int, size: int, rank: int = 0, part: i
     return generator(seed, Stream.REPLAYED, step, rank, part).integers(length, size=size, dtype=np.int64)
 
 
-def shares(lengths: Sequence[int], size: int) -> list[int]:
-    """Divides a batch over ranks in proportion to the records that each has. What is left over goes to the largest
-    remainders, of equal ones to the first ranks.
+def symmetric(
+    transitions: np.ndarray, demonstrated: np.ndarray, ratio: float, seed: int, step: int, size: int, rank: int = 0
+) -> np.ndarray:  # fmt: skip
+    """Draws a batch of which a fixed share are demonstrations (RLPD, arXiv 2302.02948): int64 [size], those first.
 
-    >>> shares([30, 10, 0], 6)
-    [5, 1, 0]
+    While one of the two has nothing, the other gives the whole batch.
+
+    Args:
+        transitions: indices of the run's own transitions int64 [n].
+        demonstrated: indices of demonstrations int64 [d]; own ones with a mark may stand in both.
+        ratio: share of the demonstrations; RLPD has 0.5. Half a record is rounded to an even number.
+        seed, step, size, rank: as of :func:`sampled`.
 
     Raises:
-        ValueError: no rank has a record.
+        ValueError: there is no record at all.
+
+    >>> drawn = symmetric(np.arange(100, 200), np.arange(7), ratio=0.25, seed=0, step=3, size=8)
+    >>> (drawn < 100).tolist()
+    [True, True, False, False, False, False, False, False]
     """
-    total = sum(lengths)
-    if total < 1:
-        raise ValueError("no rank has a record")
-    whole = [size * length // total for length in lengths]
-    left = size - sum(whole)
-    order = sorted(range(len(lengths)), key=lambda rank: (-(size * lengths[rank] % total), rank))
-    for rank in order[:left]:
-        whole[rank] += 1
-    return whole
+    shown = round(size * ratio)
+    if not len(demonstrated):
+        shown = 0
+    elif not len(transitions):
+        shown = size
+    first = demonstrated[sampled(len(demonstrated), seed, step, shown, rank, DEMONSTRATED)]
+    return np.concatenate([first, transitions[sampled(len(transitions), seed, step, size - shown, rank, OWN)]])
