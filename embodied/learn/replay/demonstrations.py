@@ -81,7 +81,7 @@ class Demonstrated:
         for name, spec in self.fields.items():
             if one[name].shape[1:] != spec.shape or one[name].dtype != np.dtype(spec.dtype):
                 raise SpecMismatchError(
-                    f"field {name} of demonstrations is {one[name].dtype} {list(one[name].shape[1:])}, and of the run's "
+                    f"field {name} of demonstrations is {one[name].dtype} {list(one[name].shape[1:])}, in the run "
                     f"records {spec.dtype} {list(spec.shape)}",
                     "give env.train the observations and the controller with which they were made",
                 )

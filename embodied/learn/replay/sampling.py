@@ -1,4 +1,4 @@
-"""Which records a batch takes: a function of seed, optimizer step, rank and the records that are there, of nothing else.
+"""Which records a batch takes: a function of seed, optimizer step, rank and the records that are there, no more.
 
 Several ranks have a ring each, of the records that they have collected, and draw their share of a batch from it. So the
 records of a run are a function of its seed for a fixed number of ranks; another number is another run
