@@ -100,8 +100,8 @@ class Replay:
             if there is not None:
                 check_same(folder, there, here)
                 layout = Layout(fields, there.per_file)
+            check_room(folder, layout.disk_bytes(most), Segments(folder, layout).held_bytes(), most)
             ring = cls(folder, layout, here if there is None else there, lock)
-            check_room(folder, ring.disk_bytes, len(ring._files.there()) * layout.file_bytes, most)
             if there is None:
                 headers.write(folder, here)
         except BaseException:
@@ -118,7 +118,7 @@ class Replay:
     def disk_bytes(self) -> int:
         """Bytes on the disk of a full ring. Those of the records come on top that were appended since the oldest of
         the last :data:`KEPT` checkpoints."""
-        return (-(-self.capacity // self._layout.per_file) + 1) * self._layout.file_bytes
+        return self._layout.disk_bytes(self.capacity)
 
     @property
     def fields(self) -> Mapping[str, ArraySpec]:

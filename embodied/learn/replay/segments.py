@@ -48,6 +48,10 @@ class Layout:
         """Bytes of a file."""
         return self._second + self.per_file * self.large.itemsize
 
+    def disk_bytes(self, records: int) -> int:
+        """Bytes of the files of a ring of so many records, which may begin in the midst of one."""
+        return (-(-records // self.per_file) + 1) * self.file_bytes
+
     def place(self, block: np.dtype, within: int) -> int:
         """Where a record begins in one of the two blocks."""
         return within * block.itemsize + (self._second if block is self.large else 0)
@@ -73,6 +77,10 @@ class Segments:
         """Numbers of the files that are there, in order."""
         names = (path.stem for path in self.folder.glob("*.records"))
         return sorted(int(name) for name in names if name.isdigit())
+
+    def held_bytes(self) -> int:
+        """Bytes of the files that are there."""
+        return len(self.there()) * self.layout.file_bytes
 
     def whole(self, number: int) -> bool:
         """Whether a file is there with all its bytes."""

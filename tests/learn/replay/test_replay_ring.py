@@ -13,9 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embodied.errors import (
-    CheckpointError, ConfigError, DamagedCheckpointError, RunFolderError, SpecMismatchError,
-)  # fmt: skip
+from embodied.errors import CheckpointError, ConfigError, DamagedCheckpointError, RunFolderError, SpecMismatchError
 from embodied.learn.replay.ring import Replay
 from embodied.types import ArraySpec
 
@@ -82,7 +80,7 @@ def test_old_files_are_deleted(tmp_path):
         ring.append(records(first, 10))
         ring.saved(ring.state_dict())
     held = sum(path.stat().st_size for path in tmp_path.glob("*.records"))
-    assert held <= ring.disk_bytes + 40 * ring.record_bytes
+    assert held <= 1.5 * ring.disk_bytes  # 20 records since the last checkpoint but one come on top of 40
 
 
 def test_an_earlier_checkpoint_is_returned_to_and_a_later_one_is_then_refused(tmp_path):
@@ -175,9 +173,10 @@ def test_a_flipped_byte_is_found(tmp_path, large):
     content[-5 if large else 1] ^= 4
     file.write_bytes(content)
     ring = opened(tmp_path)
-    with pytest.raises(DamagedCheckpointError, match="damaged"):
+    if large:
         ring.load_state_dict(state)
-        ring.batch(np.arange(40))
+    with pytest.raises(DamagedCheckpointError, match="damaged"):
+        ring.batch(np.arange(40)) if large else ring.load_state_dict(state)
 
 
 def test_a_full_disk_is_an_error_and_appends_nothing(tmp_path, monkeypatch):
@@ -192,7 +191,8 @@ def test_a_full_disk_is_an_error_and_appends_nothing(tmp_path, monkeypatch):
         patched.setattr(os, "posix_fallocate", full)
         with pytest.raises(RunFolderError, match="No space left on device"):
             ring.append(records(10, 10))
-    assert ring.total == 10 and ring.batch(np.arange(10))["images"].tobytes() == before
+    assert ring.total == 10
+    assert ring.batch(np.arange(10))["images"].tobytes() == before
     ring.append(records(10, 10))
     np.testing.assert_array_equal(ring.batch(np.arange(20))["images"], records(0, 20)["images"])
 
