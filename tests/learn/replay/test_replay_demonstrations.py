@@ -14,7 +14,7 @@ from embodied.learn.replay.sampling import symmetric
 from embodied.types import ArraySpec, ContinuousAction
 
 K = 2
-ACTION = ContinuousAction(1, (-1.0,), (1.0,))
+ACTION = ContinuousAction((-1.0,), (1.0,))
 FIELDS = {
     "images": ArraySpec((1, 4, 4, 3), "uint8"), "chunk": ArraySpec((K,), "float32"), "text": ArraySpec((), "int64"),
     "rewards": ArraySpec((K,), "float32"), "num_steps": ArraySpec((), "int32"), "terminated": ArraySpec((), "bool"),
