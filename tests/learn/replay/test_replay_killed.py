@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 SCRIPT = Path(__file__).with_name("killed_run.py")
-STEPS, KILLS = 120, 4
+STEPS, KILLS = 60, 3
 
 
 def start(folder: Path) -> subprocess.Popen[bytes]:

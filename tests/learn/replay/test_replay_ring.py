@@ -76,7 +76,7 @@ def test_the_smaller_bound_holds(tmp_path):
 
 def test_old_files_are_deleted(tmp_path):
     ring = opened(tmp_path)
-    for first in range(0, 1000, 10):
+    for first in range(0, 300, 10):
         ring.append(records(first, 10))
         ring.saved(ring.state_dict())
     held = sum(path.stat().st_size for path in tmp_path.glob("*.records"))
