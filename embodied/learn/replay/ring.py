@@ -188,7 +188,7 @@ class Replay:
         if self._total == 0 and self._header.saved and max(self._header.saved) > 0:
             raise CheckpointError(
                 f"{self.folder} holds replayed records of a checkpoint, and this run has not gone on from it",
-                f"go on from the run's newest checkpoint (runner.resume_mode=auto), or {ANEW}",
+                f"go on from the run's newest checkpoint (runner.resume_dir=auto), or {ANEW}",
             )
         self._keep([total for total in self._header.saved if total <= self._total])
         self._begun = True
@@ -276,7 +276,7 @@ class Replay:
                 raise CheckpointError(
                     f"the records of this checkpoint are no longer in {self.folder}: a run went on from an earlier "
                     "one, and has written others in their place",
-                    f"go on from the newest checkpoint (runner.resume_mode=auto), or {ANEW}",
+                    f"go on from the newest checkpoint (runner.resume_dir=auto), or {ANEW}",
                 )
             self._total, self._chain, self._taken, self._begun = total, end, [total], False
             self._waits = self._waits and total > 0
