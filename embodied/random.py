@@ -44,6 +44,7 @@ class Stream(IntEnum):
     MEASURED_NOISE = 18  # of a decision by which two forms of a policy are compared; place: number of the observation
     INFORMATIVE_STARTS = 19  # starts that are drawn by what is known of them; place: iteration, sampling round
     SKETCH = 20  # projections of the gradients of an update's groups; place: iteration
+    REPLAYED = 21  # records that an update reads again; place: optimizer step, rank, own records or (1) demonstrations
     ACTOR_CRITIC = 22  # chunks that an update draws, and critics (0) that it takes; place: update, 1 + rank
 
     @property
@@ -59,7 +60,7 @@ COORDINATES = {
     Stream.EVAL_VOTES: 2, Stream.CONDITIONS: 1, Stream.TRAIN_PERTURBATION: 3, Stream.EVAL_PERTURBATION: 3,
     Stream.SERVED_NOISE: 2, Stream.RANDOM_ACTIONS: 2, Stream.EXPERT_MISTAKES: 1,
     Stream.DEMONSTRATION_NOISE: 2, Stream.MEASURED_NOISE: 1, Stream.INFORMATIVE_STARTS: 2, Stream.SKETCH: 1,
-    Stream.ACTOR_CRITIC: 2,
+    Stream.REPLAYED: 3, Stream.ACTOR_CRITIC: 2,
 }  # fmt: skip
 
 

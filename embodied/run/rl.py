@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import cast
 
 from embodied.evaluation.before_after import gain
+from embodied.learn.actor_critic.learner import ActorCriticLearner
 from embodied.learn.checkpoint.state import Learner as Saved
 from embodied.learn.ranks.sides import Learner, resumed
 from embodied.observe.terminal.console import Console
@@ -69,7 +70,9 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
         reporter, folder, model = session.reporter, session.path, session.model
         with console.progress("building the learner", brief=True):
             numbers = sizes(config, sides, processes, model.policy.spec)
-            trainer = make_learner(config, sides, model, processes, lambda: stop.wanted)
+            trainer = make_learner(config, sides, model, processes, folder, lambda: stop.wanted)
+        if isinstance(trainer, ActorCriticLearner):
+            opened.enter_context(closing(trainer))
         origin, saved = origin_of(config, side), cast(Saved, trainer)  # where there is none, nothing is saved
         saves = Saves(session.folder, config, saved, model.sharding, reporter, origin, processes)
         opened.enter_context(closing(saves))

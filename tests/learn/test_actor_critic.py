@@ -11,9 +11,10 @@ from embodied.models.head import HeadPolicy
 
 from embodied.errors import ConfigError, SpecMismatchError
 from embodied.learn.actor_critic.learner import ActorCriticLearner
-from embodied.learn.actor_critic.memory import Memory
+from embodied.learn.actor_critic.memory import Memory, entries_of
 from embodied.learn.actor_critic.transitions import transitions_at
 from embodied.learn.actor_critic.update import Draws
+from embodied.learn.replay.ring import Replay
 from embodied.schema import ActorConfig, AlgorithmConfig
 from embodied.testing import FakePolicy
 from embodied.types import ArraySpec, ContinuousAction, EnvSpec, Episode, EpisodeResult, Sampling, Start
@@ -26,9 +27,9 @@ FIELDS = {
 CPU = torch.device("cpu")
 
 
-def remembered(capacity=10):
+def remembered(folder, capacity=10, whole_bytes=1 << 30):
     """Two episodes: one of three records, the last of which ends in its first step; one that was cut off."""
-    memory = Memory(FIELDS, capacity)
+    memory = Memory(Replay.open(folder, FIELDS, capacity, None, "tests"), whole_bytes)
     memory.append({
         "state": np.arange(6, dtype=np.float32)[:, None], "chunk": np.zeros((6, 2), np.float32),
         "rewards": np.array([[1, 1], [1, 1], [8, np.nan], [2, 2], [4, 4], [np.nan, np.nan]], np.float32),
@@ -37,13 +38,13 @@ def remembered(capacity=10):
     return memory
 
 
-def made(n_step):
-    memory = remembered()
+def made(folder, n_step):
+    memory = remembered(folder)
     return memory, transitions_at(memory, memory.transitions, ["state"], n_step, 0.5, CPU)
 
 
-def test_transitions_of_one_chunk():
-    memory, found = made(1)
+def test_transitions_of_one_chunk(tmp_path):
+    memory, found = made(tmp_path, 1)
     assert memory.transitions.tolist() == [0, 1, 2, 3, 4]
     assert found.rewards.tolist() == [1.5, 1.5, 8, 3, 6]
     assert found.discounts.tolist() == [0.25, 0.25, 0, 0.25, 0.25]  # terminated; cut off: the end is worth something
@@ -51,21 +52,52 @@ def test_transitions_of_one_chunk():
     assert [after[index] for index in (0, 1, 3, 4)] == [1, 2, 4, 5]
 
 
-def test_transitions_of_two_chunks_end_with_the_episode():
-    _, found = made(2)
+def test_transitions_of_two_chunks_end_with_the_episode(tmp_path):
+    _, found = made(tmp_path, 2)
     assert found.rewards.tolist() == [1.5 + 1.5 / 4, 1.5 + 8 / 4, 8, 3 + 6 / 4, 6]
     assert found.discounts.tolist() == [1 / 16, 0, 0, 1 / 16, 0.25]
     after = found.after["state"][:, 0].tolist()
     assert [after[index] for index in (0, 3, 4)] == [2, 5, 5]
 
 
-def test_the_oldest_entries_leave_and_what_was_kept_is_given_back():
-    memory = remembered(capacity=4)
+def test_the_oldest_entries_leave_and_what_was_kept_is_given_back(tmp_path):
+    memory = remembered(tmp_path, capacity=4)
     assert memory.batch(np.arange(4), ["state"])["state"][:, 0].tolist() == [2, 3, 4, 5]
-    other = Memory(FIELDS, 4)
-    other.load_state_dict(memory.state_dict())
-    assert other.total == 6
+    state = memory.ring.state_dict()
+    memory.ring.close()
+    other = Memory(Replay.open(tmp_path, FIELDS, 4, None, "tests"))
+    other.load_state_dict(state)
+    assert other.ring.total == 6
     assert np.array_equal(other.batch(np.arange(4), ["state"])["state"], memory.batch(np.arange(4), ["state"])["state"])
+
+
+@pytest.mark.parametrize("whole_bytes", [0, 1 << 30])
+def test_pictures_come_from_host_memory_or_from_files_and_are_the_same(tmp_path, whole_bytes):
+    fields = {**FIELDS, "images": ArraySpec((1, 20, 20, 3), "uint8")}
+    ring, random, kept = Replay.open(tmp_path, fields, 7, None, "tests"), np.random.default_rng(0), []
+    memory = Memory(ring, whole_bytes)
+    for count in (3, 9, 5):
+        entries = {
+            name: random.integers(0, 99, (count, *spec.shape)).astype(spec.dtype) for name, spec in fields.items()
+        }
+        memory.append(entries)
+        kept.append(entries)
+    state = ring.state_dict()
+    ring.close()
+    again = Memory(Replay.open(tmp_path, fields, 7, None, "tests"), whole_bytes)
+    again.load_state_dict(state)
+    index = np.array([6, 0, 0, 4])
+    for name in fields:
+        expected = np.concatenate([each[name] for each in kept])[-7:][index]
+        assert np.array_equal(memory.batch(index)[name] if whole_bytes else expected, expected)
+        assert np.array_equal(again.batch(index)[name], expected)
+
+
+def test_the_order_in_which_episodes_end_changes_nothing():
+    arrays, results, _ = rollout(policy_of_nothing(), 0)
+    one, two = (entries_of(arrays, each, [*FIELDS]) for each in (results, results[::-1]))
+    for name in FIELDS:
+        assert np.array_equal(one[name], two[name], equal_nan=name == "rewards")
 
 
 def test_draws_are_a_function_of_seed_update_and_rank():
@@ -82,7 +114,13 @@ def test_draws_are_a_function_of_seed_update_and_rank():
     assert len({tuple(sorted(drawn(update=update).critics.tolist())) for update in range(40)}) == 10
 
 
-def learner(**sac):
+def policy_of_nothing():
+    policy = HeadPolicy(num_action_chunks=2, hidden=8, critics=2, state_low=[-2.0], state_high=[2.0])
+    policy.bind(ENV)
+    return policy
+
+
+def learner(folder, **sac):
     torch.manual_seed(0)
     policy = HeadPolicy(num_action_chunks=2, hidden=32, critics=3, state_low=[-2.0], state_high=[2.0])
     policy.bind(ENV)
@@ -92,7 +130,7 @@ def learner(**sac):
     )
     options = {"learning_starts": 40, "target_rate": 0.05, "updates_per_record": 2.0, **sac}
     algorithm = AlgorithmConfig.model_validate({"learner": "sac", "adv_type": "raw", "gamma": 0.9, "sac": options})
-    return ActorCriticLearner(policy, ENV, actor, algorithm, CPU, seed=0, max_bad_updates=3)
+    return ActorCriticLearner(policy, ENV, actor, algorithm, CPU, seed=0, max_bad_updates=3, replay=folder)
 
 
 def rollout(policy, iteration, episodes=5):
@@ -138,8 +176,8 @@ def weights(made):
     return {**dict(made.policy.named_parameters())}
 
 
-def test_it_learns_a_tiny_env():
-    made = learner()
+def test_it_learns_a_tiny_env(tmp_path):
+    made = learner(tmp_path)
     found, returns = trained(made, 0, 16)
     assert made.updates == 2 * (16 * 20 - 40) == made.weight_version
     assert found["train/optimizer_steps"] == 40
@@ -148,11 +186,13 @@ def test_it_learns_a_tiny_env():
     assert found["train/replay_entries"] == 16 * 25
 
 
-def test_a_resumed_run_is_the_same_to_the_bit():
-    whole, before, after = learner(), learner(), learner()
+def test_a_resumed_run_is_the_same_to_the_bit(tmp_path):
+    whole, before = learner(tmp_path / "whole"), learner(tmp_path / "parts")
     trained(whole, 0, 5)
     trained(before, 0, 3)
     state = before.state_dict()
+    before.close()
+    after = learner(tmp_path / "parts")
     with torch.no_grad():
         for name, p in before.policy.named_parameters():
             if p.requires_grad:
@@ -164,8 +204,8 @@ def test_a_resumed_run_is_the_same_to_the_bit():
         assert torch.equal(p, weights(after)[name]), name
 
 
-def test_micro_batches_change_nothing_but_rounding():
-    one, two = learner(), learner()
+def test_micro_batches_change_nothing_but_rounding(tmp_path):
+    one, two = learner(tmp_path / "one"), learner(tmp_path / "two")
     two.actor = two.actor.model_copy(update={"micro_batch_size": 10})
     trained(one, 0, 3)
     trained(two, 0, 3)
@@ -173,8 +213,10 @@ def test_micro_batches_change_nothing_but_rounding():
         assert torch.allclose(p, weights(two)[name], atol=1e-4), name
 
 
-def test_an_actor_that_is_updated_less_often_and_a_temperature_that_stays():
-    made = learner(actor_interval=4, learn_temperature=False, actor_critics="mean", target_critics=None, n_step=3)
+def test_an_actor_that_is_updated_less_often_and_a_temperature_that_stays(tmp_path):
+    made = learner(
+        tmp_path, actor_interval=4, learn_temperature=False, actor_critics="mean", target_critics=None, n_step=3
+    )
     found, _ = trained(made, 0, 4)
     steps = made.optimizer.state[made.policy.actor.out.weight]["step"]
     assert steps == made.updates / 4
@@ -182,10 +224,10 @@ def test_an_actor_that_is_updated_less_often_and_a_temperature_that_stays():
     assert np.isfinite(found["train/actor_loss"])
 
 
-def test_it_refuses_other_policies_and_more_critics_than_there_are():
+def test_it_refuses_other_policies_and_more_critics_than_there_are(tmp_path):
     with pytest.raises(ConfigError, match="has 3 critics"):
-        learner(target_critics=4)
-    made = learner()
+        learner(tmp_path, target_critics=4)
+    made = learner(tmp_path)
     policy = FakePolicy()
     policy.bind(replace(ENV, action=ContinuousAction((-1.0,) * 7, (1.0,) * 7)))
     with pytest.raises(SpecMismatchError, match="no actor and critics"):

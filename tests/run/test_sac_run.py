@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -26,17 +28,32 @@ SIZES = (
 
 
 def run(folder, *keys, ranks=1):
+    done = subprocess.run(
+        command_of(folder, *keys, ranks=ranks), capture_output=True, text=True, timeout=600,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout, logged(folder)
+
+
+def command_of(folder, *keys, ranks=1):
     command = [sys.executable, "-m", "embodied.train"]
     if ranks > 1:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}",
                    "-m", "embodied.train"]  # fmt: skip
-    done = subprocess.run(
-        [*command, *SIZES, f"runner.output_dir={folder}", *keys], capture_output=True, text=True, timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    lines = (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return done.stdout, [json.loads(line) for line in lines]
+    return [*command, *SIZES, f"runner.output_dir={folder}", *keys]
+
+
+def logged(folder):
+    path = folder / "run" / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def replayed(folder, iteration):
+    """What the checkpoint knows of the records that are remembered, with the checksum of all of them."""
+    meta = folder / "run" / "checkpoints" / f"{iteration:06d}" / "meta.json"
+    return json.loads(meta.read_text(encoding="utf-8"))["trainer"]["replay"]
 
 
 @pytest.mark.slow
@@ -50,6 +67,28 @@ def test_a_run_that_goes_on_is_the_run_that_was_not_stopped(tmp_path, staleness)
     for name in ("train/critic_loss", "train/actor_loss", "train/temperature", "rollout/return_mean", "train/q_mean"):
         assert [line.get(name) for line in whole] == [line.get(name) for line in parts], name
     assert whole[-1]["eval/return_mean"] == parts[-1]["eval/return_mean"]
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_to_the_same_bits(tmp_path):
+    keys = ("runner.max_epochs=10", "runner.save_interval=3", "runner.checkpoint.max_keep=2",
+            "algorithm.replay.capacity=100")  # fmt: skip
+    _, whole = run(tmp_path / "whole", *keys)
+    child = subprocess.Popen(
+        command_of(tmp_path / "killed", *keys), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    while len(logged(tmp_path / "killed")) < 5 and child.poll() is None:
+        time.sleep(0.002)
+    child.send_signal(signal.SIGKILL)
+    assert child.wait(60) == -signal.SIGKILL
+    assert not (tmp_path / "killed" / "run" / "checkpoints" / "000010").exists()
+    said, killed = run(tmp_path / "killed", *keys)
+    assert "going on after iteration" in said
+    for name in ("train/critic_loss", "train/actor_loss", "train/temperature", "rollout/return_mean", "train/q_mean"):
+        assert [line.get(name) for line in whole] == [line.get(name) for line in killed], name
+    assert replayed(tmp_path / "whole", 10) == replayed(tmp_path / "killed", 10)
+    assert replayed(tmp_path / "whole", 10)[0]["total"] == 10 * 2 * 11
 
 
 @pytest.mark.slow

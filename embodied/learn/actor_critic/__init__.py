@@ -4,5 +4,5 @@
 |---|---|
 | ``learner.py`` | an iteration: its records are remembered, then updates |
 | ``update.py`` | the loss of one update, from a batch of remembered records |
-| ``memory.py`` | keeps the records that may be drawn |
+| ``memory.py`` | the records that may be drawn: a ring of files, and a copy of it |
 """

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ from embodied.learn.actor_critic.transitions import transitions_at
 from embodied.learn.actor_critic.update import MEASURED, Draws, Loss, Transitions
 from embodied.learn.batch import Batch
 from embodied.learn.lagged import acting_of
+from embodied.learn.replay.ring import Replay
+from embodied.learn.replay.sampling import sampled
 from embodied.learn.score.batches import gather_numbers, make_batch
 from embodied.learn.score.start_memory import StartMemory
 from embodied.learn.step.engine import Outcome, StepEngine, Stepping, under
@@ -37,7 +40,6 @@ from embodied.learn.watch import Passed, Watch, unwatched
 from embodied.observe.metrics import Metric
 from embodied.parallel.sharding import Parallel
 from embodied.protocols import CHUNK, ActorCritic, CountsFlops, Policy
-from embodied.random import Stream, generator
 from embodied.schema import ActorConfig, AlgorithmConfig
 from embodied.types import ArraySpec, EnvSpec, EpisodeResult, Start
 
@@ -63,10 +65,13 @@ class ActorCriticLearner(Stepping):
         iterations: of the run, what shares of the schedule refer to.
         peak_flops: FLOP/s that the device could do; None: unknown.
         weight_sync_interval: iterations between two of which what acts takes the present weights.
+        replay: folder of the records that are remembered, of all processes; None: nothing is (a dry run).
+        origin: of what env and policy the records are.
 
     Raises:
         SpecMismatchError: the policy has no actor and critics.
-        ConfigError: it has fewer critics than a target takes.
+        ConfigError: it has fewer critics than a target takes; or not even one record fits.
+        RunFolderError: the records cannot be kept there.
     """
 
     policy: Policy
@@ -81,6 +86,9 @@ class ActorCriticLearner(Stepping):
     parallel: Parallel | None = None
     weight_sync_interval: int = 1
     make_acting: Callable[[Policy, int, int, Parallel | None], Acting] = acting_of
+    replay: Path | None = None
+    origin: str = ""
+    memory: Memory = field(init=False)
     samples: int = field(default=0, init=False)  # transitions that the last update read
     flops: float = field(default=0.0, init=False)
     starts: StartMemory | None = field(default=None, init=False)  # nothing is made of what starts are worth
@@ -109,7 +117,13 @@ class ActorCriticLearner(Stepping):
         self.engine = StepEngine(self.policy, self.actor, self.parallel, self.iterations, self.max_bad_updates)
         self._group, self._size = self.engine.parallel.group, spec.decision[CHUNK].shape[0]
         self._fields = self._entry_fields()
-        self.memory = Memory(self._fields, algorithm.replay.capacity)
+        if self.replay is not None:
+            kept, rank = algorithm.replay, self._group.rank
+            ring = Replay.open(
+                self.replay / f"rank-{rank}", self._fields, kept.capacity, kept.max_gb, self.origin,
+                (rank, self._group.size),
+            )  # fmt: skip
+            self.memory = Memory(ring)
         entropy = algorithm.sac.target_entropy
         entropy = sac.default_target_entropy(self._size) if entropy is None else entropy
         self._loss = Loss(self._critics, algorithm.sac, entropy)
@@ -226,8 +240,8 @@ class ActorCriticLearner(Stepping):
 
     def _drawn(self, number: int, share: Share) -> Transitions:
         """Draws this rank's transitions of an update."""
-        random = generator(self.seed, Stream.MINIBATCHES, number, self._group.rank)
-        index = share.transitions[random.integers(len(share.transitions), size=share.size)]
+        own = share.transitions
+        index = own[sampled(len(own), self.seed, number, share.size, self._group.rank)]
         return transitions_at(
             self.memory, index, self._critics.reads(), self.algorithm.sac.n_step, self.algorithm.gamma, self.device
         )
@@ -260,11 +274,12 @@ class ActorCriticLearner(Stepping):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns an update's state beside policy and optimizer, for checkpoints (embodied/learn/checkpoint/state.py):
-        numbers and tensors (not copies) by name; the memories of all ranks. A collective."""
+        numbers and tensors (not copies) by name; of the memories of all ranks, what finds their entries again. A
+        collective."""
         return {
             **self.engine.state_dict(), **self.acting.state_dict(), "unlogged": self.unlogged, "records": self.records,
             "updates": self.updates, **{f"target.{name}": tensor for name, tensor in self._critics.targets().items()},
-            "memory": self._group.gather(self.memory.state_dict()),
+            "replay": self._group.gather(self.memory.ring.state_dict()),
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -277,7 +292,7 @@ class ActorCriticLearner(Stepping):
         with torch.no_grad():
             for name, tensor in self._critics.targets().items():
                 tensor.copy_(targets[name])
-        remembered = state["memory"]
+        remembered = state["replay"]
         if len(remembered) != self._group.size:
             raise CheckpointError(
                 f"the checkpoint has the replayed records of {len(remembered)} processes, and {self._group.size} train "
@@ -285,6 +300,15 @@ class ActorCriticLearner(Stepping):
                 f"run it with {len(remembered)} processes (torchrun --nproc-per-node)",
             )
         self.memory.load_state_dict(remembered[self._group.rank])
+
+    def saved(self, state: Mapping[str, Any]) -> None:
+        """Says that the checkpoint with this state is whole (:meth:`Replay.saved`). Another thread may call it."""
+        self.memory.ring.saved(state["replay"][self._group.rank])
+
+    def close(self) -> None:
+        """Closes the files of what is remembered."""
+        if self.replay is not None:
+            self.memory.ring.close()
 
 
 @dataclass(frozen=True)

@@ -1,76 +1,96 @@
-"""The records that may be drawn, in host memory: a ring of episodes, each followed by its end.
+"""The records that may be drawn: a ring of files of the run, of which host memory has a copy.
 
 An entry is a record, or the last observation of an episode that was cut off (``num_steps`` 0). So what was observed
 after an entry stands in the next one, and nothing is kept twice.
 
     … │ o₀ a₀ r₀ │ o₁ a₁ r₁ truncated │ o₂ (num_steps 0) │ o₀ a₀ r₀ │ o₁ a₁ r₁ terminated │ …
+
+Reading an entry from the files takes some 26 µs, so that a batch would take as long as its update. Small fields are
+therefore copied, and large ones, such as pictures, if the whole ring is small.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from embodied.types import ArraySpec, EpisodeResult
+from embodied.learn.replay.ring import Replay
+from embodied.learn.replay.segments import LARGE
+from embodied.types import EpisodeResult
+
+WHOLE_BYTES = 1 << 32
+"""A ring of at most so many bytes is copied with its large fields."""
+READ = 1024  # entries that are read at a time
 
 
 class Memory:
-    """A ring of entries. Index 0 is the oldest one that it holds.
+    """The entries of a ring. Index 0 is the oldest one that it holds.
 
     Args:
-        fields: of an entry; ``num_steps`` is among them.
-        capacity: most entries.
+        whole_bytes: of a ring that is copied with its large fields. It changes nothing but speed and memory.
     """
 
-    def __init__(self, fields: Mapping[str, ArraySpec], capacity: int) -> None:
-        self.capacity, self.total = capacity, 0
-        self._arrays = {name: np.zeros((capacity, *spec.shape), spec.dtype) for name, spec in fields.items()}
+    def __init__(self, ring: Replay, whole_bytes: int = WHOLE_BYTES) -> None:
+        self.ring, whole = ring, ring.capacity * ring.record_bytes <= whole_bytes
+        self._copies = {
+            name: np.zeros((ring.capacity, *spec.shape), spec.dtype)
+            for name, spec in ring.fields.items()
+            if whole or spec.nbytes < LARGE
+        }
 
     def __len__(self) -> int:
-        return min(self.total, self.capacity)
-
-    def append(self, entries: Mapping[str, np.ndarray]) -> None:
-        """Appends n entries, [n, …] each; the oldest leave the ring."""
-        count = len(entries["num_steps"])
-        kept = np.arange(max(0, count - self.capacity), count)
-        for name, array in self._arrays.items():
-            array[(self.total + kept) % self.capacity] = entries[name][kept]
-        self.total += count
-
-    def batch(self, index: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """Reads fields of entries int64 [n]: [n, …] each."""
-        places = (self.total - len(self) + index) % self.capacity
-        return {name: self._arrays[name][places] for name in names}
+        return len(self.ring)
 
     @property
     def transitions(self) -> np.ndarray:
-        """Indices of the records whose next entry is there, int64."""
-        steps = self.batch(np.arange(len(self)), ["num_steps", "terminated"])
-        records = steps["num_steps"] > 0
-        records[-1:] &= steps["terminated"][-1:]
-        return np.flatnonzero(records)
+        """Indices of the records whose next entry is there: int64, in order."""
+        return self.ring.transitions
 
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the entries, for checkpoints."""
-        kept = self.batch(np.arange(len(self)), [*self._arrays])
-        return {"total": self.total, **{name: torch.from_numpy(array) for name, array in kept.items()}}
+    @property
+    def demonstrated(self) -> np.ndarray:
+        """Indices of the transitions that count as demonstrations: int64, in order."""
+        return self.ring.demonstrated
+
+    def append(self, entries: Mapping[str, np.ndarray]) -> None:
+        """Appends n entries, [n, …] each; the oldest leave the ring. Errors as of :meth:`Replay.append`."""
+        self.ring.append(entries)
+        kept = entries["num_steps"][-self.ring.capacity :]
+        self._copy(np.arange(self.ring.total - len(kept), self.ring.total), entries)
+
+    def _copy(self, numbers: np.ndarray, entries: Mapping[str, np.ndarray]) -> None:
+        """Copies the last n of some entries. They have the ``numbers`` int64 [n]."""
+        if len(numbers):
+            for name, array in self._copies.items():
+                array[numbers % self.ring.capacity] = entries[name][-len(numbers) :]
+
+    def batch(self, index: np.ndarray, names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
+        """Copies of entries int64 [n]: [n, …] each; of some fields or (None) all. Errors as of
+        :meth:`Replay.batch`."""
+        wanted = [*self.ring.fields] if names is None else [*names]
+        places = (self.ring.total - len(self) + index) % self.ring.capacity
+        found = {name: self._copies[name][places] for name in wanted if name in self._copies}
+        if large := [name for name in wanted if name not in found]:
+            found |= self.ring.batch(index, large)
+        return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads what :meth:`state_dict` returned."""
-        kept: dict[str, Tensor] = {name: state[name] for name in self._arrays}
-        self.total = int(state["total"]) - len(kept["num_steps"])
-        self.append({name: tensor.numpy() for name, tensor in kept.items()})
+        """Returns to the entries of a checkpoint (:meth:`Replay.load_state_dict`), and copies them."""
+        self.ring.load_state_dict(state)
+        begin = self.ring.total - len(self)
+        for first in range(0, len(self), READ):
+            index = np.arange(first, min(first + READ, len(self)))
+            self._copy(begin + index, self.ring.batch(index, self._copies))
 
 
 def entries_of(
     arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult], names: Sequence[str]
 ) -> dict[str, np.ndarray]:
-    """Copies the entries of episodes, whose records stand in a slab, in their order."""
-    rows = np.array([row for result in results for row in _rows(result)], np.int64)
+    """Copies the entries of episodes, whose records stand in a slab. They are in the order of the plan, whichever
+    episode ended first."""
+    ordered = sorted(results, key=lambda result: result.episode.episode_id)
+    rows = np.array([row for result in ordered for row in _rows(result)], np.int64)
     return {name: arrays[name][rows] for name in names}
 
 

@@ -8,15 +8,15 @@ import numpy as np
 import torch
 
 from embodied.algorithms import soft_actor_critic as sac
-from embodied.learn.actor_critic.memory import Memory
 from embodied.learn.actor_critic.update import Transitions
+from embodied.learn.replay.demonstrations import Entries
 from embodied.protocols import CHUNK
 
 NUMBERS = ("rewards", "num_steps", "terminated")
 
 
 def transitions_at(
-    memory: Memory, index: np.ndarray, reads: Sequence[str], n_step: int, gamma: float, device: torch.device
+    memory: Entries, index: np.ndarray, reads: Sequence[str], n_step: int, gamma: float, device: torch.device
 ) -> Transitions:  # fmt: skip
     """Makes the transitions that begin with the records ``index`` int64 [B].
 

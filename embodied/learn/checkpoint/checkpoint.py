@@ -62,17 +62,18 @@ class Checkpoints:
         completed: is told of each one that is whole (rank 0, in the thread that writes); returns those that are being
             read, which stay until the next is whole.
         among: the ranks that save, if some do not; None = all do.
+        saved: is told the learner's state of each one that is whole (every rank, in the thread that writes).
     """
 
     def __init__(
         self, folder: Path, max_keep: int, async_save: bool = False, origin: Mapping[str, Any] | None = None,
         contents: Sequence[str] = PARTS, completed: Callable[[Path], Collection[Path]] = lambda path: (),
-        among: Group | None = None,
+        among: Group | None = None, saved: Callable[[Mapping[str, Any]], None] = lambda state: None,
     ) -> None:  # fmt: skip
         self.folder, self._max_keep, self._async, self._contents = folder, max_keep, async_save, contents
         self._origin, self._completed = dict(origin or {}), completed
         self._thread: ThreadPoolExecutor | None = None
-        self._among = among
+        self._among, self._saved = among, saved
         self._group = None if among is None else ranks.background_group(among)
         self._pending: Future[None] | None = None
         self._stage = Stager()
@@ -214,6 +215,7 @@ class Checkpoints:
             raise_if_stopped(error)
             reason = reason_of(error)
         ranks.of_first(lambda: self._complete(snapshot.meta, aside, final, reason), self._group, self._among)
+        self._saved(snapshot.meta.trainer)
 
     def _complete(self, meta: Meta, aside: Path, final: Path, reason: str) -> None:
         """Rank 0: meta.json, the rename, and the end of what is too old; or the error for ``reason``."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -39,6 +39,19 @@ class Learner(Protocol):
     def state_dict(self) -> dict[str, Any]: ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+@runtime_checkable
+class KeepsFiles(Protocol):
+    """A learner that keeps files for the checkpoints which may be returned to."""
+
+    def saved(self, state: Mapping[str, Any]) -> None:
+        """Is told on each rank that a checkpoint is whole, by the thread that writes.
+
+        Args:
+            state: plain values of its :meth:`Learner.state_dict`.
+        """
+        ...
 
 
 def pack(tree: Any, name: str, tensors: dict[str, Tensor]) -> Any:

@@ -38,7 +38,7 @@ MAY_CHANGE = (
     "actor.model.trust_remote_code", "actor.model.tokenizer_trust_remote_code", "actor.tokenizer.trust_remote_code",
     "reward.model.trust_remote_code", "reward.model.strategy", "reward.model.wrap_policy",
     "actor.tokenizer.padding_side", "actor.model.padding_side",
-    "actor.calculate_flops", "algorithm.calculate_noise_scale",
+    "actor.calculate_flops", "algorithm.calculate_noise_scale", "algorithm.replay.path",
 )  # fmt: skip
 """Keys whose values a resumed run may change: they change no number of the training."""
 

@@ -10,7 +10,7 @@ from embodied.errors import RunFolderError
 from embodied.learn.checkpoint import loading
 from embodied.learn.checkpoint.checkpoint import Checkpoints, place
 from embodied.learn.checkpoint.snapshot import PARTS
-from embodied.learn.checkpoint.state import Learner
+from embodied.learn.checkpoint.state import KeepsFiles, Learner
 from embodied.learn.origin import Origin
 from embodied.parallel import collectives
 from embodied.parallel.group import Group
@@ -47,7 +47,7 @@ class Saves:
         self.exporter = Exporter(folder.path, kept, learner.policy, reporter.console)
         self.checkpoints = Checkpoints(
             path, kept.max_keep, kept.async_save, origin.as_json(), kept.save_contents, self.exporter.completed,
-            self._among,
+            self._among, learner.saved if isinstance(learner, KeepsFiles) else lambda state: None,
         )  # fmt: skip
         self._folder, self._runner, self._learner, self._sharding = folder.path, runner, learner, sharding
         self._reporter = reporter

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from embodied.errors import ConfigError
@@ -23,12 +24,14 @@ from embodied.schema import Config
 
 
 def make_learner(
-    config: Config, sides: Sides, model: Model, processes: Group, stops: Callable[[], bool] = lambda: False
-) -> Learner:
+    config: Config, sides: Sides, model: Model, processes: Group, folder: Path,
+    stops: Callable[[], bool] = lambda: False,
+) -> Learner:  # fmt: skip
     """Makes the learner of a training, or what stands for it in a process that only collects. A collective where
     processes have different roles.
 
     Args:
+        folder: of the run.
         stops: whether a stop signal has come here.
     """
     if config.algorithm.learner == "sac":
@@ -38,7 +41,7 @@ def make_learner(
                 "keeps the records where they were collected",
                 "leave cluster.component_placement out",
             )
-        return _make_actor_critic(config, sides.train, model)
+        return _make_actor_critic(config, sides.train, model, folder)
     if not processes.is_split:
         return make_trainer(config, sides.train, model)
     connected = _links(config, sides, model, processes, stops)
@@ -47,13 +50,15 @@ def make_learner(
     return RolloutSide(model.policy, model.device, connected, memory_of_starts(config, sides.train))
 
 
-def _make_actor_critic(config: Config, side: ConfiguredEnv, model: Model) -> ActorCriticLearner:
-    runner = config.runner
+def _make_actor_critic(config: Config, side: ConfiguredEnv, model: Model, folder: Path) -> ActorCriticLearner:
+    runner, kept = config.runner, config.algorithm.replay
+    replay = folder / "replay" if kept.path is None else Path(kept.path) / folder.name
     return ActorCriticLearner(
         policy=model.policy, env=side.spec, actor=config.actor, algorithm=config.algorithm, device=model.device,
         seed=runner.seed, max_bad_updates=runner.max_bad_updates, iterations=runner.max_epochs,
         peak_flops=peak_flops(runner.peak_tflops, model.policy, model.device), parallel=model.sharding,
-        weight_sync_interval=runner.weight_sync_interval,
+        weight_sync_interval=runner.weight_sync_interval, replay=None if runner.dry_run else replay,
+        origin=f"{side.config.target} and {config.actor.model.target}",
     )  # fmt: skip
 
 

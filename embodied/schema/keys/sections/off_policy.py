@@ -49,3 +49,15 @@ class SacConfig(Section):
 
 class ReplayConfig(Section):
     capacity: int = Field(1_000_000, ge=1, description="Most records that stay in a process; the oldest leave first.")
+    max_gb: float | None = Field(
+        None,
+        gt=0,
+        description="Most GB (10⁹ bytes) of records that stay in a process, in files; the smaller of this and "
+        "capacity holds. null = as many as capacity takes.",
+    )
+    path: str | None = Field(
+        None,
+        min_length=1,
+        description="Folder under which the run's records lie, such as one on a fast disk of the machine; null = "
+        "replay/ in the run's folder. A resumed run must find them.",
+    )
