@@ -43,6 +43,11 @@ def result(run: Path) -> dict[str, Any]:
     return found
 
 
+def without_pid(episode: dict[str, Any]) -> dict[str, Any]:
+    """Keeps whether an episode was run; its error names a process."""
+    return {**episode, "not_run": bool(episode.get("not_run"))}
+
+
 def test_a_stopped_evaluation_goes_on_and_a_broken_scene_is_named(tmp_path: Path) -> None:
     site = tmp_path / "site"
     package = write_package(site)
@@ -62,7 +67,7 @@ def test_a_stopped_evaluation_goes_on_and_a_broken_scene_is_named(tmp_path: Path
     whole, _ = begin(site, tmp_path / "whole").communicate(timeout=500)
     assert "episodes were run before; the others follow" in again, again
     found, other = result(tmp_path / "stopped"), result(tmp_path / "whole")
-    assert found["episodes"] == other["episodes"]
+    assert [without_pid(episode) for episode in found["episodes"]] == [without_pid(one) for one in other["episodes"]]
     assert found["kinds"] == other["kinds"]
     assert [*found["tasks_not_run"]] == [BROKEN]
     assert f"tasks that could not be run: {BROKEN}" in whole
