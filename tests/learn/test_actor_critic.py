@@ -11,7 +11,7 @@ from embodied.models.head import HeadPolicy
 
 from embodied.errors import ConfigError, SpecMismatchError
 from embodied.learn.actor_critic.learner import ActorCriticLearner
-from embodied.learn.actor_critic.memory import Memory, entries_of
+from embodied.learn.actor_critic.memory import Memory, clear, entries_of
 from embodied.learn.actor_critic.transitions import transitions_at
 from embodied.learn.actor_critic.update import Draws
 from embodied.learn.replay.ring import Replay
@@ -82,15 +82,26 @@ def test_pictures_come_from_host_memory_or_from_files_and_are_the_same(tmp_path,
         }
         memory.append(entries)
         kept.append(entries)
-    state = ring.state_dict()
+    index = np.array([6, 0, 0, 4])
+    state, found = ring.state_dict(), memory.batch(index)
     ring.close()
     again = Memory(Replay.open(tmp_path, fields, 7, None, "tests"), whole_bytes)
     again.load_state_dict(state)
-    index = np.array([6, 0, 0, 4])
     for name in fields:
         expected = np.concatenate([each[name] for each in kept])[-7:][index]
-        assert np.array_equal(memory.batch(index)[name] if whole_bytes else expected, expected)
+        assert np.array_equal(found[name], expected)
         assert np.array_equal(again.batch(index)[name], expected)
+
+
+def test_what_an_earlier_record_left_in_the_slab_is_not_kept():
+    entries = {
+        "num_steps": np.array([2, 1, 0], np.int32), "rewards": np.full((3, 2), 7, np.float32),
+        "terminated": np.array([False, True, True]), "chunk": np.ones((3, 2), np.float32),
+    }  # fmt: skip
+    clear(entries)
+    assert entries["rewards"].tolist() == [[7, 7], [7, 0], [0, 0]]
+    assert entries["terminated"].tolist() == [False, True, False]
+    assert entries["chunk"].tolist() == [[1, 1], [1, 1], [0, 0]]
 
 
 def test_the_order_in_which_episodes_end_changes_nothing():

@@ -26,7 +26,7 @@ from embodied.algorithms.layout import Layout
 from embodied.algorithms.rewards import Rewards
 from embodied.errors import CheckpointError, ConfigError, SpecMismatchError
 from embodied.learn.acting import Acting
-from embodied.learn.actor_critic.memory import Memory, entries_of
+from embodied.learn.actor_critic.memory import Memory, clear, entries_of
 from embodied.learn.actor_critic.transitions import transitions_at
 from embodied.learn.actor_critic.update import MEASURED, Draws, Loss, Transitions
 from embodied.learn.batch import Batch
@@ -194,6 +194,7 @@ class ActorCriticLearner(Stepping):
             rows = entries_of({"row": np.arange(len(arrays["num_steps"]))}, mine, ["row"])["row"]
             told = self.policy.encode_instructions(instructions.of_rows(self.env, arrays, rows))
             entries |= {name: told[name].numpy() for name in untold}
+        clear(entries)
         self.memory.append(entries)
         self.records += len(batch)
         return replace(batch, groups=replace(batch.groups, zero_groups=0))  # every record is trained on

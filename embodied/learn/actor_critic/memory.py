@@ -18,6 +18,7 @@ import numpy as np
 
 from embodied.learn.replay.ring import Replay
 from embodied.learn.replay.segments import LARGE
+from embodied.protocols import CHUNK
 from embodied.types import EpisodeResult
 
 WHOLE_BYTES = 1 << 32
@@ -92,6 +93,15 @@ def entries_of(
     ordered = sorted(results, key=lambda result: result.episode.episode_id)
     rows = np.array([row for result in ordered for row in _rows(result)], np.int64)
     return {name: arrays[name][rows] for name in names}
+
+
+def clear(entries: Mapping[str, np.ndarray]) -> None:
+    """Sets to 0 what no control step has filled: a slab has there what an earlier record left, which a resumed run
+    has not. So the same seed keeps the same bytes."""
+    steps = entries["num_steps"]
+    entries["rewards"][np.arange(entries["rewards"].shape[1]) >= steps[:, None]] = 0
+    entries["terminated"][steps == 0] = False
+    entries[CHUNK][steps == 0] = 0
 
 
 def _rows(result: EpisodeResult) -> list[int]:
