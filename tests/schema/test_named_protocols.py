@@ -50,7 +50,19 @@ def holds_or_is_refused(name: str, *given: str, entry: str = "train") -> None:
 @pytest.mark.parametrize("entry", ["train", "eval"])
 @pytest.mark.parametrize("name", ["openvla_oft", "held_out"])
 def test_a_protocol_of_the_command_line_holds_whole_beside_an_experiment_with_its_own(name, entry):
-    held(composed("experiment=quickstart_libero", f"protocol={name}", entry=entry), name)
+    held(composed("experiment=quickstart_libero", "actor.model.model_path=x", f"protocol={name}", entry=entry), name)
+
+
+def test_the_pictures_of_an_exported_policy_are_its_own():
+    """Its weights were made with them, so the rest of the protocol holds, and results say what was changed."""
+    resolved = composed("experiment=quickstart_libero", "protocol=openvla_oft", entry="eval")
+    model, wanted = resolved["actor"]["model"], PROTOCOLS["openvla_oft"]
+    assert (model["image_preset"], model["center_crop"]) == ("rlinf", False)
+    assert wanted["actor.model.image_preset"] == "oft_libero"
+    others = {
+        key: value for key, value in wanted.items() if key.rpartition(".")[2] not in ("image_preset", "center_crop")
+    }
+    assert {key: at(resolved, key) for key in others} == others
 
 
 @pytest.mark.slow
@@ -91,7 +103,8 @@ def test_two_experiments_with_one_protocol_name_have_one_protocol():
 
 
 def test_another_model_keeps_the_protocol_and_its_keys_for_that_model():
-    resolved = composed("experiment=quickstart_libero", "model=openvla_oft_tiny", "protocol=openvla_oft")
+    resolved = composed("experiment=quickstart_libero", "model=openvla_oft_tiny", "protocol=openvla_oft",
+                        "actor.model.model_path=x")  # fmt: skip
     held(resolved, "openvla_oft")
     assert composed("experiment=quickstart_libero", "model=openvla_oft_tiny")["protocol"]["name"] == "quickstart_libero"
 

@@ -10,6 +10,10 @@ from embodied.schema.compose.compose import compose
 CONFIG = Path(__file__).parents[2] / "config"
 PATH = "actor.model.model_path=/a/checkpoint"  # released models are nothing without one
 
+BASE = ["actor.model.base.url=ws://127.0.0.1:1", "algorithm=sac", "algorithm.group_size=1"]
+SERVED = {"served": ["actor.model.url=ws://127.0.0.1:1"], "head_residual": BASE, "head_noise": BASE}
+"""Models that are nothing without a server, and their keys."""
+
 FAST = ("math_quickstart", "quickstart_libero")
 TRIED = (
     *FAST,
@@ -37,6 +41,7 @@ COMPOSED = {
     "math": "needs problems of the user (tests/run/test_math_run.py)",
     "math_smollm": "needs weights from a package", "math_smollm_sft": "needs weights from a package",
     "libero_grpo": "needs released weights of 7.6 B parameters", "libero_24gb": "the same", "libero_12gb": "the same",
+    "libero_suite_sft": "needs demonstrations", "libero_suite": "needs the checkpoint of its clone",
     "maniskill_gpu": "needs a GPU that simulates",
 }  # fmt: skip
 """Those that are composed alone, and why."""
@@ -77,7 +82,7 @@ def test_an_experiment_passes_a_dry_run(name, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("name", names("model"))
 def test_model(name):
-    assert compose([f"model={name}", PATH]).resolved["actor"]["model"]["_target_"]
+    assert compose([f"model={name}", *SERVED.get(name, [PATH])]).resolved["actor"]["model"]["_target_"]
 
 
 def test_smollm_is_judged_by_what_it_was_shown_and_trains_on():
