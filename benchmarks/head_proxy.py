@@ -59,7 +59,7 @@ def served(*words: str) -> Iterator[str]:
     """The server's address, while it runs in a process."""
     command = [sys.executable, "-m", "embodied.tools.serve", *words, "--port", "0", "--threads", "1", "--rate", "1e6"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, encoding="utf-8")
     assert process.stdout is not None
     try:
         for line in process.stdout:

@@ -83,7 +83,7 @@ def own_updates(made: ActorCriticLearner, count: int) -> float:
 def of_sb3(python: str, *what: object) -> dict[str, float]:
     """Runs the other side."""
     command = [python, str(HERE / "_off_policy_sb3.py"), *map(str, what)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, encoding="utf-8")
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -97,7 +97,7 @@ def own_run(seed: int, steps: int, episodes: int) -> float:
             f"runner.seed={seed}", f"runner.max_epochs={steps // 200}", f"runner.val_check_interval={steps // 200}",
             f"env.eval.episodes_per_task={episodes}", f"runner.save_interval={steps // 200}",
         ]  # fmt: skip
-        subprocess.run(command, check=True, capture_output=True, text=True, cwd=HERE.parent)
+        subprocess.run(command, check=True, capture_output=True, text=True, cwd=HERE.parent, encoding="utf-8")
         lines = (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         return float(json.loads(lines[-1])["eval/return_mean"])
     finally:

@@ -80,7 +80,9 @@ async def serve() -> None:
 def served() -> Iterator[int]:
     """The server in a process of its own: its port."""
     words = [sys.executable, __file__, "--serve"]
-    server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    server = subprocess.Popen(
+        words, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, encoding="utf-8"
+    )
     try:
         assert server.stdout is not None
         yield int(server.stdout.readline())

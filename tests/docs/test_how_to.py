@@ -249,6 +249,7 @@ def test_the_policy_s_page_says_what_check_policy_finds(tmp_path: Path) -> None:
 def test_every_page_is_run() -> None:
     pages = {"add_a_loss.md", "add_a_policy.md", "add_a_robot_task.md", "add_a_tracker.md", "add_an_env.md"}
     pages |= {"measure_a_served_policy.md"}
+    pages |= {"improve_a_served_policy.md"}  # test_improve_a_served_policy.py
     pages |= {"your_problems.md"}  # test_your_problems.py
     pages |= {"run_on_a_cluster.md"}  # tests/cluster/test_ray_nodes.py
     assert {page.name for page in PAGES.glob("*.md")} == pages

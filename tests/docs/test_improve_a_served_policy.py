@@ -40,7 +40,7 @@ def serving(command: str, folder: Path) -> Iterator[None]:
     process = subprocess.Popen(
         [sys.executable, *words[1:]], cwd=folder, env=environment(), text=True, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-    )  # fmt: skip
+     encoding="utf-8")  # fmt: skip
     assert process.stdout is not None
     said = []
     try:

@@ -31,7 +31,7 @@ def run(folder, *keys, ranks=1):
     done = subprocess.run(
         command_of(folder, *keys, ranks=ranks), capture_output=True, text=True, timeout=600,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+     encoding="utf-8")  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout, logged(folder)
 

@@ -56,7 +56,8 @@ def test_a_protocol_of_the_command_line_holds_whole_beside_an_experiment_with_it
 def test_the_pictures_of_an_exported_policy_are_its_own():
     """Its weights were made with them, so the rest of the protocol holds, and results say what was changed."""
     resolved = composed("experiment=quickstart_libero", "protocol=openvla_oft", entry="eval")
-    model, wanted = resolved["actor"]["model"], PROTOCOLS["openvla_oft"]
+    model, file = resolved["actor"]["model"], PROTOCOLS["openvla_oft"]
+    wanted = {**file["sets"], **file["of_model"][model["_target_"]]}
     assert (model["image_preset"], model["center_crop"]) == ("rlinf", False)
     assert wanted["actor.model.image_preset"] == "oft_libero"
     others = {

@@ -82,7 +82,8 @@ def test_an_experiment_passes_a_dry_run(name, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("name", names("model"))
 def test_model(name):
-    assert compose([f"model={name}", *SERVED.get(name, [PATH])]).resolved["actor"]["model"]["_target_"]
+    entry = "eval" if name == "served" else "train"  # its weights are the server's
+    assert compose([f"model={name}", *SERVED.get(name, [PATH])], entry).resolved["actor"]["model"]["_target_"]
 
 
 def test_smollm_is_judged_by_what_it_was_shown_and_trains_on():

@@ -48,7 +48,9 @@ def server(folder: Path, port: int = 0) -> Iterator[tuple[subprocess.Popen, int]
     words = [sys.executable, "-m", "embodied.tools.serve", str(folder), "--port", str(port)]
     root = str(Path(__file__).parents[2])
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root}
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ)
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ, encoding="utf-8"
+    )
     try:
         assert process.stdout is not None
         said = []

@@ -352,11 +352,11 @@ def test_nobody_there():
 
 def test_a_wrong_token(tmp_path: Path):
     with stub_server(token="right" * 4) as stub:
-        (file := tmp_path / "token.txt").write_text("wrong" * 4)
+        (file := tmp_path / "token.txt").write_text("wrong" * 4, encoding="utf-8")
         with pytest.raises(ServerRefusedError, match="refuses the token") as caught:
             build_policy(url=stub.url, token_file=str(file), **QUICK)
         assert "actor.model.token_file" in caught.value.remedy
-        file.write_text("right" * 4 + "\n")
+        file.write_text("right" * 4 + "\n", encoding="utf-8")
         build_policy(url=stub.url, token_file=str(file), **QUICK)._crew.close()
     with pytest.raises(ConfigError, match="cannot be read"):
         build_policy(url="ws://127.0.0.1:9", token_file=str(tmp_path / "none"))

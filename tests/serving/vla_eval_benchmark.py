@@ -52,7 +52,7 @@ class Line(StepBenchmark):
         return {**obs, "states": self._at.copy()} if self._state else obs
 
     def get_step_result(self, step_result: StepResult) -> dict[str, Any]:
-        with self._file.open("a") as file:
+        with self._file.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"task": self._task["name"], "episode": self._episode, "actions": self._got}) + "\n")
         return {"success": step_result.done}
 

@@ -34,7 +34,13 @@ def begin(site: Path, run: Path) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(site), str(ROOT)])}
     command = [sys.executable, "-m", "embodied.eval", *ASKED, f"runner.logger.log_path={run}"]
     return subprocess.Popen(
-        command, env=environment, cwd=site, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        command,
+        env=environment,
+        cwd=site,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
     )
 
 

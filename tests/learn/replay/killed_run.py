@@ -40,10 +40,10 @@ def main(folder: Path, steps: int) -> None:
     ring = Replay.open(folder / "replay", FIELDS, CAPACITY, None, "a run")
     checkpoint, first = folder / "checkpoint.json", 0
     if checkpoint.exists():
-        known = json.loads(checkpoint.read_text())
+        known = json.loads(checkpoint.read_text(encoding="utf-8"))
         ring.load_state_dict(known["ring"])
         first = known["steps"]
-    with (folder / "log").open("a") as log:
+    with (folder / "log").open("a", encoding="utf-8") as log:
         for step in range(first, steps):
             ring.append(records(step))
             batch = ring.batch(symmetric(ring.transitions, ring.demonstrated, 0.5, 7, step, 16))

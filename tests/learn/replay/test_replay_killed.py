@@ -22,7 +22,7 @@ def start(folder: Path) -> subprocess.Popen[bytes]:
 
 def lines(folder: Path) -> list[str]:
     log = folder / "log"
-    return log.read_text().splitlines() if log.exists() else []
+    return log.read_text(encoding="utf-8").splitlines() if log.exists() else []
 
 
 def whole(folder: Path) -> dict[int, int]:
@@ -44,8 +44,10 @@ def test_a_killed_run_samples_the_same_bits(tmp_path):
             time.sleep(0.001)
         run.send_signal(signal.SIGKILL)
         assert run.wait(60) in (-signal.SIGKILL, 0)
-        if (log := killed / "log").exists() and not log.read_text().endswith("\n"):  # a line may be cut off
-            log.write_text(log.read_text().rpartition("\n")[0] + "\n")
+        if (log := killed / "log").exists() and not log.read_text(encoding="utf-8").endswith(
+            "\n"
+        ):  # a line may be cut off
+            log.write_text(log.read_text(encoding="utf-8").rpartition("\n")[0] + "\n", encoding="utf-8")
     assert start(killed).wait(120) == 0
     expected = whole(straight)
     assert len(expected) == STEPS

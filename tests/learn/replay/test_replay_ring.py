@@ -144,11 +144,11 @@ def test_records_of_another_run_are_refused(tmp_path, changed, named):
 def test_another_version_and_an_edited_header_are_refused(tmp_path):
     filled(tmp_path)
     header = tmp_path / "replay.json"
-    values = json.loads(header.read_text())
-    header.write_text(json.dumps({**values, "format": 99}))
+    values = json.loads(header.read_text(encoding="utf-8"))
+    header.write_text(json.dumps({**values, "format": 99}), encoding="utf-8")
     with pytest.raises(RunFolderError, match="format 99, this version reads 1"):
         opened(tmp_path)
-    header.write_text(json.dumps({**values, "per_file": 3}))
+    header.write_text(json.dumps({**values, "per_file": 3}), encoding="utf-8")
     with pytest.raises(DamagedCheckpointError, match="checksum"):
         opened(tmp_path)
     header.unlink()
@@ -221,7 +221,12 @@ def test_a_folder_in_use_is_refused(tmp_path):
     )
     root = Path(__file__).resolve().parents[3]
     said = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], cwd=root, capture_output=True, text=True, check=True
+        [sys.executable, "-c", script, str(tmp_path)],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=True,
+        encoding="utf-8",
     )
     assert "RunFolderError another process writes" in said.stdout
     held.close()
