@@ -210,8 +210,15 @@ def around_base(
         noise_width: of head=noise: numbers that the actor chooses and that are repeated until they fill the base's
             noise, e.g. those of one action; None = all of it. A small number learns faster.
         num_action_chunks: K, actions that are executed of each decision; None = all that the base answers with.
-        hidden, layers, critics, critic_layer_norm, pictures, picture_width, state_low, state_high, temperature, seed:
-            as of :class:`HeadPolicy`.
+        hidden: numbers of a hidden layer of actor and critics.
+        layers: their hidden layers.
+        critics: E.
+        critic_layer_norm: normalise the numbers of the critics' hidden layers (arXiv 2302.02948).
+        pictures: read the pictures, too.
+        picture_width: numbers that the encoder makes of them.
+        state_low, state_high: bounds of the state [S], which are read as −1 and 1; None = the state as it is.
+        temperature: weight of the entropy at first.
+        seed: of the first weights.
 
     Raises:
         ConfigError: a value that cannot be.
