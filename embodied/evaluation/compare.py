@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from embodied.errors import EvaluationError
-from embodied.evaluation.results import MEANS, WrittenEvaluation
+from embodied.evaluation.results import MEANS, WrittenEvaluation, choosing
 from embodied.observe import statistics
 from embodied.observe.statistics import wilson
 
@@ -170,19 +170,11 @@ def rates(evaluation: WrittenEvaluation) -> list[tuple[str, Rate]]:
 def differences(first: WrittenEvaluation, second: WrittenEvaluation) -> Iterator[DifferingCondition]:
     """Yields the conditions that differ, but for whose weights they are. Keys of the env begin with ``env.``.
     All keys of which the protocols' hashes are made are among them."""
-    told, choosing = set[str](), _choosing(first, second)
+    told, only_chosen = set[str](), choosing(first, second)
     for one in _told_of(first, second):
         if one.key not in told:
             told.add(one.key)
-            yield replace(one, remark=CHOOSES) if one.key in choosing else one
-
-
-def _choosing(*sides: WrittenEvaluation) -> set[str]:
-    """Returns the conditions that only say which tasks are run; none where a file does not name its tasks."""
-    if not all(side.task_names for side in sides):
-        return set()
-    keys = set.intersection(*(set(side.chosen_by) for side in sides))
-    return {f"env.{key}" for key in keys} | ({"tasks", "task_names"} if keys else set())
+            yield replace(one, remark=CHOOSES) if one.key in only_chosen else one
 
 
 def _told_of(first: WrittenEvaluation, second: WrittenEvaluation) -> Iterator[DifferingCondition]:

@@ -288,3 +288,11 @@ def _configured(file: Path) -> dict[str, Any] | None:
         return {key: value for key, value in side.items() if key not in EnvEvalConfig.model_fields}
     except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, AttributeError):
         return None
+
+
+def choosing(*sides: WrittenEvaluation) -> set[str]:
+    """Returns the conditions that only say which tasks are run; none where a file does not name its tasks."""
+    if not all(side.task_names for side in sides):
+        return set()
+    keys = set.intersection(*(set(side.chosen_by) for side in sides))
+    return {f"env.{key}" for key in keys} | ({"tasks", "task_names"} if keys else set())

@@ -26,6 +26,7 @@ from embodied.schema.rules.rollout_checks import (
     check_engine,
     check_generation,
     check_own_successes,
+    check_rounds,
     check_schedule_of_rollouts,
     check_served,
 )
@@ -101,7 +102,7 @@ def rules(config: Config) -> Iterator[Callable[[], object]]:
     yield partial(_check_filter, algorithm)
     yield partial(_check_kl, config)
     yield partial(_check_weights, algorithm)
-    yield partial(_check_rounds, config)
+    yield partial(check_rounds, config, GROUP_ADVANTAGES)
 
 
 def _check_workers(config: Config) -> None:
@@ -216,27 +217,6 @@ def _check_patterns(model: ModelConfig) -> None:
             raise ConfigError(
                 f"actor.model.freeze_pattern '{pattern}' is no regular expression: {error}", "correct it"
             ) from error
-
-
-def _check_rounds(config: Config) -> None:
-    algorithm = config.algorithm
-    compared = (*GROUP_ADVANTAGES, "reinforce_plus_plus_baseline", "start_value")
-    if algorithm.dynamic_sampling and algorithm.adv_type not in compared:
-        raise ConfigError(
-            f"algorithm.dynamic_sampling refills groups whose episodes do not differ, and algorithm.adv_type "
-            f"{algorithm.adv_type} does not compare the episodes of a group",
-            f"set algorithm.dynamic_sampling=false, or algorithm.adv_type to one of {', '.join(compared)}",
-        )
-    if algorithm.dynamic_sampling and algorithm.max_sampling_rounds == 1:
-        raise ConfigError(
-            "algorithm.dynamic_sampling with max_sampling_rounds 1 never refills anything",
-            "set algorithm.max_sampling_rounds to 2 or more, or algorithm.dynamic_sampling=false",
-        )
-    if algorithm.adv_type == "remax" and not algorithm.sampling_params.do_sample:
-        raise ConfigError(
-            "algorithm.adv_type remax with sampling_params.do_sample false compares the greedy episode with itself",
-            "set algorithm.sampling_params.do_sample=true",
-        )
 
 
 def _check_schedule(config: Config) -> None:

@@ -225,3 +225,25 @@ def check_served(config: Config) -> None:
         "evaluate it with python -m embodied.eval; or train a head around it (algorithm=sac model=head_residual "
         f"actor.model.base.url={(config.actor.model.model_extra or {}).get('url')}), or the checkpoint that it serves",
     )
+
+
+def check_rounds(config: Config, group_advantages: tuple[str, ...]) -> None:
+    """Refuses sampling that refills nothing, or that compares an episode with itself."""
+    algorithm = config.algorithm
+    compared = (*group_advantages, "reinforce_plus_plus_baseline", "start_value")
+    if algorithm.dynamic_sampling and algorithm.adv_type not in compared:
+        raise ConfigError(
+            f"algorithm.dynamic_sampling refills groups whose episodes do not differ, and algorithm.adv_type "
+            f"{algorithm.adv_type} does not compare the episodes of a group",
+            f"set algorithm.dynamic_sampling=false, or algorithm.adv_type to one of {', '.join(compared)}",
+        )
+    if algorithm.dynamic_sampling and algorithm.max_sampling_rounds == 1:
+        raise ConfigError(
+            "algorithm.dynamic_sampling with max_sampling_rounds 1 never refills anything",
+            "set algorithm.max_sampling_rounds to 2 or more, or algorithm.dynamic_sampling=false",
+        )
+    if algorithm.adv_type == "remax" and not algorithm.sampling_params.do_sample:
+        raise ConfigError(
+            "algorithm.adv_type remax with sampling_params.do_sample false compares the greedy episode with itself",
+            "set algorithm.sampling_params.do_sample=true",
+        )
