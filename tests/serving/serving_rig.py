@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -117,3 +118,25 @@ class SlowPolicy(FakePolicy):
         if obs["state"].abs().max() > 1e6:
             decision.fields["actions"][obs["state"].abs().amax(1) > 1e6] = torch.nan
         return decision
+
+
+@contextmanager
+def listening(
+    words: Sequence[str], environ: Mapping[str, str], stderr: int = subprocess.STDOUT
+) -> Iterator[tuple[subprocess.Popen, int]]:
+    """A command that serves, in a process, and its port once it is ready."""
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=stderr, text=True, env=environ, encoding="utf-8"
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if line.startswith("ready: "):
+                yield process, int(line.split(",")[0].rpartition(":")[2])
+                return
+        raise AssertionError((said, process.communicate()[1]))
+    finally:
+        process.kill()
+        process.communicate()

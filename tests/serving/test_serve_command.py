@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from serving_rig import ENV, ask, observation
+from serving_rig import ENV, ask, listening, observation
 from small_run import HIDDEN, RUN
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
@@ -65,21 +65,8 @@ def command(*arguments: str) -> Iterator[tuple[subprocess.Popen, int]]:
     """The command in a process, and its port."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     words = [sys.executable, "-c", COMMAND, *arguments, "--port", "0"]
-    process = subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ, encoding="utf-8"
-    )
-    try:
-        assert process.stdout is not None
-        said = []
-        for line in process.stdout:
-            said.append(line)
-            if line.startswith("ready: "):
-                yield process, int(line.split(",")[0].rpartition(":")[2])
-                return
-        raise AssertionError((said, process.communicate()[1]))
-    finally:
-        process.kill()
-        process.communicate()
+    with listening(words, environ, subprocess.PIPE) as found:
+        yield found
 
 
 def test_a_checkpoint_is_served_without_a_simulator_until_sigterm(checkpoint: Path):

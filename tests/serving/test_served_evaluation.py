@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving_rig import ENV
+from serving_rig import ENV, listening
 
 from embodied import train
 from embodied.learn.checkpoint.exported import ExportFile, with_files
@@ -48,21 +48,8 @@ def server(folder: Path, port: int = 0) -> Iterator[tuple[subprocess.Popen, int]
     words = [sys.executable, "-m", "embodied.tools.serve", str(folder), "--port", str(port)]
     root = str(Path(__file__).parents[2])
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root}
-    process = subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ, encoding="utf-8"
-    )
-    try:
-        assert process.stdout is not None
-        said = []
-        for line in process.stdout:
-            said.append(line)
-            if line.startswith("ready: "):
-                yield process, int(line.split(",")[0].rpartition(":")[2])
-                return
-        raise AssertionError(said)
-    finally:
-        process.kill()
-        process.communicate()
+    with listening(words, environ) as found:
+        yield found
 
 
 def evaluate(name: str, *keys: str) -> int:

@@ -15,10 +15,9 @@ import numpy as np
 import torch
 
 from embodied import instructions
-from embodied.errors import SpecMismatchError
 from embodied.protocols import AnswersLater, Policy
 from embodied.random import Stream
-from embodied.runtime.policy.policy_port import Draw, PolicyPort, PolicyRows, Request
+from embodied.runtime.policy.policy_port import Draw, PolicyPort, PolicyRows, Request, not_declared
 from embodied.runtime.slab import Slab
 from embodied.types import EnvSpec, Sampling
 
@@ -110,11 +109,7 @@ class Later(PolicyPort):
             got, wanted = decision.get(name), self._policy.spec.decision[name]
             if got is None or got.shape != wanted.shape or got.dtype != wanted.dtype:
                 shown = "nothing" if got is None else f"{got.dtype} {got.shape}"
-                raise SpecMismatchError(
-                    f"the policy's answers() gave {shown} for '{name}', and its spec declares {wanted.dtype} "
-                    f"{wanted.shape}",
-                    "correct the policy",
-                )
+                raise not_declared("answers", name, shown, f"{wanted.dtype} {wanted.shape}")
             self._slab.arrays[name][row] = got
 
     def cancel(self, slot: int) -> None:

@@ -163,11 +163,23 @@ class PolicyRows:
         shown = "nothing" if got is None else f"{str(got.dtype).removeprefix('torch.')} {tuple(got.shape)}"
         wanted = f"{declared.dtype} {(rows, *declared.shape)}"
         if got is None or shown != wanted:
-            raise SpecMismatchError(
-                f"the policy's act() gave {shown} for '{name}', and its spec declares {wanted}",
-                "correct the policy; embodied.testing.check_policy drives it and says what does not fit",
-            )
+            raise not_declared("act", name, shown, wanted)
         return got.cpu().numpy()
+
+
+def not_declared(call: str, name: str, shown: str, wanted: str) -> SpecMismatchError:
+    """Returns the error of a decision that is not what the policy's spec declares.
+
+    Args:
+        call: the policy's method that gave it.
+        name: the field.
+        shown: what it is.
+        wanted: what is declared.
+    """
+    return SpecMismatchError(
+        f"the policy's {call}() gave {shown} for '{name}', and its spec declares {wanted}",
+        "correct the policy; embodied.testing.check_policy drives it and says what does not fit",
+    )
 
 
 class OnePass(PolicyPort):
