@@ -281,6 +281,7 @@ class PolicySpec:
     entropy: bool = True  # evaluate() gives entropies
     distribution: bool = True  # evaluate(…, distribution=True) gives the distribution of each element
     random_weights: bool = False  # it was built without trained weights, so it solves nothing yet
+    scored: bool = True  # its log-probs are known; False: they are zeros, as who decides does not tell them
     logprob_dtypes: tuple[str, ...] = ("float32",)  # formats in which it can compute log-probs (embodied.logprobs)
     sampling: tuple[str, ...] = ("temperature", "top_k", "top_p")  # which of these fields of Sampling it draws by
     # of learning from demonstrations by the policy's own loss (embodied.protocols.HasDemonstrationLoss)

@@ -120,7 +120,7 @@ class ServedPolicy(nn.Module):
         self._spec = PolicySpec(
             chunk, {"actions": env.action.field(chunk), "logprobs": ArraySpec((1,), "float32")}, Elements((1,)),
             replace(self._noise, greedy=NOISE) if noisy and self._sent is None else self._noise, entropy=False,
-            distribution=False, sampling=(),
+            distribution=False, sampling=(), scored=False,
         )  # fmt: skip
         self._known.append((env, self._fills, self._print, self._spec))
 
@@ -297,7 +297,7 @@ class ServedPolicy(nn.Module):
             "server": f"{self.address.url} ({self.protocol})",
             **told,
             "output": "not asked yet" if self._spec is None else f"{self._spec.num_action_chunks} actions an answer",
-            "fingerprint": ", ".join(f"{name} {value}" for name, value in self.weights().items() if name != "server"),
+            "identified by": ", ".join(f"{name} {value}" for name, value in self.weights().items() if name != "server"),
         }
 
 

@@ -36,6 +36,7 @@ from embodied.errors import (
     WireError,
 )
 from embodied.protocols import AnswersLater, HasExtraState, NamesSampler, NamesWeights
+from embodied.runtime.worker.shown import Shown
 from embodied.testing import FakeEnv, FakePolicy, FlowPolicy
 from embodied.types import ContinuousAction, Sampling, TextAction
 
@@ -97,6 +98,7 @@ def test_its_decisions_are_those_of_the_policy_behind_it():
             assert torch.equal(decided(other, 1, SAMPLED), decided(other, 1, SAMPLED)), "also asked twice"
             assert not torch.equal(decided(other, sampling=SAMPLED, seed=1), drawn)
         assert policy.repeatable
+        assert Shown.of(policy.spec, value=False) is None, "a video shows no probability that nobody told"
         assert policy.probe({}) == ()
         policy.check()
         assert torch.equal(decided(deepcopy(policy)), decided(own)), "a copy asks over the same connections"

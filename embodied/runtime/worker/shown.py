@@ -28,9 +28,10 @@ class Shown:
 
     @classmethod
     def of(cls, spec: PolicySpec, value: bool) -> Shown | None:
-        """Chooses what to show of this policy's decisions; None if they have no log-probs. A policy that draws with
-        normal noise has continuous actions."""
-        return cls(spec.elements, spec.noise.kind != "normal", value) if "logprobs" in spec.decision else None
+        """Chooses what to show of this policy's decisions; None if they have no log-probs that are known. A policy that
+        draws with normal noise has continuous actions."""
+        known = "logprobs" in spec.decision and spec.scored
+        return cls(spec.elements, spec.noise.kind != "normal", value) if known else None
 
     def text(self, arrays: Mapping[str, np.ndarray], row: int) -> str:
         """The decision in ``row`` of the slab's ``arrays``, e.g. ``value 0.73   probability 0.41``.
