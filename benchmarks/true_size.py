@@ -71,6 +71,7 @@ QUARTER = (
 COUNT = """
 import json, sys
 from dataclasses import asdict
+import embodied.run.rl, embodied.train  # a dry run has imported its recipe before it counts
 from embodied.parallel.group import Group
 from embodied.run.memory.say import plan
 from embodied.run.build.preflight import check

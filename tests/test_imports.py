@@ -7,6 +7,7 @@ import graphlib
 import subprocess
 import sys
 from collections.abc import Container, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -59,10 +60,30 @@ def parts_used(path: Path) -> set[str]:
 NOT_RUNTIME = {"envs": 99, "models": 99}
 
 
-def test_no_two_test_files_have_one_name():
-    """pytest imports them by name: the second of one name is not collected."""
-    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+def on_the_path() -> list[Path]:
+    """Folders of tests whose modules pytest imports by their plain names, and those of helpers."""
+    tests = ROOT / "tests"
+    return [tests / "helpers", *sorted({path.parent for path in tests.rglob("test_*.py")})]
+
+
+def test_no_two_modules_of_tests_have_one_name():
+    """They are imported by name: the second of one name is not found."""
+    names = [path.stem for folder in on_the_path() for path in folder.glob("*.py") if path.name != "conftest.py"]
     assert sorted(names) == sorted(set(names))
+
+
+def test_tests_import_from_their_own_folders_and_the_helpers():
+    """A module of a sibling's folder is found only after a test of that folder was collected."""
+    folders = on_the_path()
+    lost = []
+    for path in chain.from_iterable(folder.glob("*.py") for folder in folders):
+        near = {path.parent, *path.parents, ROOT / "tests" / "helpers"}
+        code = path.read_text(encoding="utf-8")
+        for name in {name.split(".")[0] for name in imported(path, "")}:
+            homes = {folder for folder in folders if (folder / f"{name}.py").exists()}
+            if homes and not homes & near and f'"{min(homes).name}"' not in code:  # puts that folder on the path itself
+                lost.append(f"{path.relative_to(ROOT)}: {name}")
+    assert lost == []
 
 
 def test_every_part_has_a_layer():

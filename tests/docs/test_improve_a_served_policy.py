@@ -12,9 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from serving_rig import ENV
+from serving_rig import ENV, export
 from test_how_to import commands, environment, run, write_files
-from test_served_evaluation import export
 
 from embodied.client import Client
 from embodied.schema.compose.compose import compose

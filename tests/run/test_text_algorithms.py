@@ -45,6 +45,9 @@ CASES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
+OFF_POLICY = {"sac"}  # for actions that are numbers: tests/run/test_sac_run.py
+
+
 def rows_of(folder: str) -> list[dict[str, float]]:
     return [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
@@ -83,7 +86,7 @@ def test_groups_without_a_gradient_are_replaced(tmp_path, monkeypatch):
 
 def test_every_algorithm_that_is_shipped_is_run_here():
     named = {option.partition("=")[2] for options in CASES.values() for option in options if "algorithm=" in option}
-    assert {path.stem for path in CONFIG.glob("*.yaml")} <= named
+    assert {path.stem for path in CONFIG.glob("*.yaml")} - OFF_POLICY <= named
 
 
 def test_values_of_tokens_are_chosen_by_one_key():

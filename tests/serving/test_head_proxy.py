@@ -13,8 +13,8 @@ import pytest
 import torch
 from embodied.models.head import around_base
 from saved_policies import Learner
-from serving_rig import ENV, ask, observation, serving
-from test_served_evaluation import EVALUATION, evaluate, export, server
+from serving_rig import ENV, ask, export, observation, serving
+from test_served_evaluation import EVALUATION, evaluate, server
 from websockets.sync.client import connect
 
 from embodied import train

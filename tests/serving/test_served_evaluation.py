@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving_rig import ENV, listening
+from serving_rig import export, listening
 
 from embodied import train
-from embodied.learn.checkpoint.exported import ExportFile, with_files
-from embodied.lib.spec_json import to_json
 from embodied.runtime.policy.later import Later
 
 CONFIG = str(Path(__file__).parents[1] / "config")
@@ -32,14 +30,6 @@ EVALUATION = (
 @pytest.fixture(autouse=True)
 def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-
-
-def export(folder: Path, seed: int) -> Path:
-    """A folder as an export writes it, of the fake policy."""
-    folder.mkdir(exist_ok=True)
-    facts = ExportFile("hf", "fp32", to_json(ENV), {}, {"_target_": "embodied.testing.FakePolicy", "seed": seed}, {})
-    (folder / "embodied.json").write_text(json.dumps(with_files(facts, folder)), encoding="utf-8")
-    return folder
 
 
 @contextmanager

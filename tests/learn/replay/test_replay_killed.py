@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-SCRIPT = Path(__file__).with_name("killed_run.py")
+SCRIPT = Path(__file__).with_name("killed_replay.py")
 STEPS, KILLS = 60, 3
 
 

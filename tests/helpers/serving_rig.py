@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,8 @@ from websockets.sync.client import ClientConnection, connect
 
 from embodied.client import wire
 from embodied.errors import SpecMismatchError
+from embodied.learn.checkpoint.exported import ExportFile, with_files
+from embodied.lib.spec_json import to_json
 from embodied.serving.build import build_server
 from embodied.serving.limits import ServerLimits
 from embodied.serving.server import Server
@@ -140,3 +144,11 @@ def listening(
     finally:
         process.kill()
         process.communicate()
+
+
+def export(folder: Path, seed: int) -> Path:
+    """A folder as an export writes it, of the fake policy."""
+    folder.mkdir(exist_ok=True)
+    facts = ExportFile("hf", "fp32", to_json(ENV), {}, {"_target_": "embodied.testing.FakePolicy", "seed": seed}, {})
+    (folder / "embodied.json").write_text(json.dumps(with_files(facts, folder)), encoding="utf-8")
+    return folder

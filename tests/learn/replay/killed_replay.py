@@ -1,4 +1,4 @@
-"""A run that appends and samples, for the test that kills it: ``python killed_run.py FOLDER STEPS``.
+"""A run that appends and samples, for the test that kills it: ``python killed_replay.py FOLDER STEPS``.
 
 Every line of FOLDER/log is an optimizer step and the checksum of the batch that it read.
 """
