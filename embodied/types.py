@@ -190,6 +190,7 @@ class StepResult(NamedTuple):
     terminated: bool  # the task ended (success, or a failure that cannot be undone)
     success: bool
     info: Mapping[str, int] = NO_INFO  # numbers under the names in EnvSpec.info; one that is not there counts as 0
+    truncated: bool = False  # the env cuts the episode off, e.g. at a step limit of its own; `terminated` goes first
 
 
 class ChunkResult(NamedTuple):
@@ -198,7 +199,7 @@ class ChunkResult(NamedTuple):
     rewards: np.ndarray  # float32 [K], zero from num_steps on
     num_steps: int  # control steps executed, 1..K
     terminated: bool
-    truncated: bool  # the step limit was reached without termination
+    truncated: bool  # cut off without termination, by the step limit or by the env
     success: bool
     info: Mapping[str, int] = NO_INFO  # EnvSpec.info of the last control step
     progress: float = 0.0  # largest reward of the env's own in the episode so far

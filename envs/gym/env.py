@@ -260,8 +260,7 @@ class GymEnv:
                 self._mapped.check_end(sim.values)
         else:
             sim.step(action)
-        ended = sim.ended or (self._solved and self._end_on_success)
-        return StepResult(self._mapped.progress_of(sim.values, self._solved), ended, self._solved)
+        return self._mapped.result_of(sim.values, self._solved, self._end_on_success)
 
     def observe(self, out: Obs) -> None:
         values = self._sim.values
