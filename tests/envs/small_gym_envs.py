@@ -93,6 +93,11 @@ def towards(obs: Any) -> np.ndarray:
     return np.array([[np.clip(10 * gap, -2, 2), 0]], np.float32)
 
 
+def still(obs: Any) -> np.ndarray:
+    """A scripted policy of walks: nothing that it does matters."""
+    return np.zeros(1, np.float32)
+
+
 class Towards:
     """A scripted policy of discrete actions, which asks the env."""
 
