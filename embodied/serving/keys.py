@@ -15,7 +15,7 @@ a field's own name, e.g. ``images``            that field
 others with ``wrist`` in them, over REST       the second camera's picture, the third's, … in the order of the keys
 =============================================  =========================================================================
 
-``--map KEY=FIELD`` adds others. A key that fills nothing is ignored, unless it begins with ``embodied/``.
+``--map KEY=FIELD`` adds others. Of an observation of vla-eval, what it fills nothing else fills. A key that fills nothing is ignored, unless it begins with ``embodied/``.
 """
 
 from __future__ import annotations
