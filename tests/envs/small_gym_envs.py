@@ -93,11 +93,6 @@ def towards(obs: Any) -> np.ndarray:
     return np.array([[np.clip(10 * gap, -2, 2), 0]], np.float32)
 
 
-def still(obs: Any) -> np.ndarray:
-    """A scripted policy of walks: nothing that it does matters."""
-    return np.zeros(1, np.float32)
-
-
 class Towards:
     """A scripted policy of discrete actions, which asks the env."""
 
@@ -174,8 +169,8 @@ class Dies(Seen):
 
 
 class Walk(gymnasium.Env):
-    """Each step pays 1. The observation says how many there were, in tenths, and whether the fifth one falls, which ends
-    the task: half of the seeds do. Nothing else ends it, so that a limit does."""
+    """Each step pays 1. The observation says how many there were, in tenths, and whether the fifth one falls, which
+    ends the task: half of the seeds do. Nothing else ends it, so that a limit does."""
 
     observation_space = gymnasium.spaces.Box(0, 1, (2,))
     action_space = gymnasium.spaces.Box(-1, 1, (1,))

@@ -1,9 +1,8 @@
-"""A Gymnasium env's own step limit cuts an episode off: what comes after it is worth something, unlike after its end."""
+"""A Gymnasium env's own step limit cuts an episode off: what comes after it has a value, unlike after an end."""
 
 from __future__ import annotations
 
 import os
-from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -11,18 +10,13 @@ import pytest
 import torch
 from embodied.envs.gym import GymEnv
 from embodied.models.head import HeadPolicy
-from rig import CPU, FAST, Rig
+from rig import CPU, Rig
 
 from embodied.learn.actor_critic.learner import ActorCriticLearner
 from embodied.learn.actor_critic.transitions import transitions_at
 from embodied.learn.actor_critic.update import Draws, Loss
 from embodied.learn.trainer import Trainer
-from embodied.runtime.channel import Command, Kind
 from embodied.runtime.plan import train_plan
-from embodied.runtime.pool.pool import Pool, PoolConfig
-from embodied.runtime.slab import Slab
-from embodied.runtime.worker.expert import ExpertJob, expert_fields
-from embodied.runtime.worker.reward import ShapedReward
 from embodied.schema import ActorConfig, AlgorithmConfig, ModelConfig
 from embodied.testing import FakePolicy
 from embodied.types import EpisodeResult, Sampling
@@ -124,7 +118,7 @@ def test_soft_actor_critic_goes_on_from_the_last_observation_at_the_env_s_own_li
 
 
 def value(rig: Rig, draws: Draws) -> float:
-    """What the target critics and the entropy say of the last observation at the limit, with the chunk that is drawn."""
+    """What the target critics and the entropy say of the last observation, with the drawn chunk."""
     last = {"state": torch.tensor([[OWN / 10, 0.0]])}
     with torch.no_grad():
         chunks, logprobs = rig.policy.propose(last, draws.after)
@@ -145,21 +139,3 @@ def test_a_task_that_is_solved_at_the_limit_is_cut_off_if_success_does_not_end_i
     way = {"success": "obs[0:1]>=0.55", "end_on_success": end_on_success}
     results = [result for result in collected(walk(FakePolicy(CHUNK, 1, 2, value_head=True), **way)) if result.success]
     assert {(result.num_steps, result.truncated) for result in results} == {(OWN, not end_on_success)}
-
-
-def test_an_expert_s_attempt_ends_at_the_env_s_own_limit(walk, tmp_path):
-    rig = walk(FakePolicy(CHUNK, action_dim=1, state_dim=2))
-    options = {**WALK, "expert": "small_gym_envs.still"}
-    slab = Slab.create(expert_fields(rig.env.spec), 1)
-    config = PoolConfig(
-        1, 1, "embodied.envs.gym.GymEnv", options, ShapedReward(), FAST, tmp_path / "logs", expert=ExpertJob(0, 0.0)
-    )
-    with closing(slab), closing(Pool(config, slab)) as pool:
-        for seed in range(4):
-            reset = Command(Kind.RESET, 0, task_id=0, init_state_id=0, seed=seed, max_steps=RUNS, attempt=0)
-            for command in (reset, Command(Kind.EXPERT, 0, row=0)):
-                pool.send(command)
-                done: list[Any] = []
-                while not done:
-                    done = pool.recv(5)
-            assert (done[0].num_steps, done[0].ended) in {(OWN, True), (FALL, True)}
