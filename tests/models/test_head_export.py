@@ -33,6 +33,7 @@ from embodied.types import Sampling
 
 MADE = {**OF_OFT, "num_tasks": 3}
 ENV = FakeEnv(**MADE).spec  # type: ignore[arg-type]
+CONFIG = str(Path(__file__).parents[1] / "config")
 HEAD, AROUND = "embodied.models.head.HeadPolicy", "embodied.models.head.around_base"
 FAKE = {"_target_": "embodied.testing.FakePolicy", "seed": 3}
 FLOW = {"_target_": "embodied.testing.FlowPolicy", "one_step": True}
@@ -127,7 +128,7 @@ def test_a_base_with_adapters_is_written_with_them_merged(tmp_path: Path, capsys
     out = tmp_path / "out"
     verify = ("--verify", "env=fake", *(f"env.{side}.{key}={value}" for side in ("train", "eval")
                                         for key, value in MADE.items()), "episodes=3")  # fmt: skip
-    assert export.main([str(path), "--out", str(out), *verify]) == 0, capsys.readouterr()
+    assert export.main([str(path), "--out", str(out), "--config-dir", CONFIG, *verify]) == 0, capsys.readouterr()
     shown = capsys.readouterr().out
     assert "written from" in shown
     assert "verified: env=fake" in shown
@@ -175,7 +176,7 @@ def test_a_training_begins_with_its_weights_and_other_sizes_are_refused(tmp_path
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [(("--format", "onnx"), "hf"), (("--dtype", "bf16"), "written in fp32"), (("--quantize", "int8"), "leave --quantize"),
+    [(("--format", "onnx"), "hf"), (("--dtype", "bf16"), "written in fp32"), (("--quantize", "int8"), "--quantize"),
      (("--shard-size", "1MB"), "one small file"), (("--base", "ws://127.0.0.1:1"), "asks no server")],
 )  # fmt: skip
 def test_what_cannot_be_written_is_said(options: tuple[str, ...], said: str, tmp_path: Path, capsys: Any):

@@ -15,7 +15,7 @@ import torch
 from embodied.models.head import around_base
 from saved_policies import Learner
 from serving_rig import ENV, ask, export, observation, serving
-from test_served_evaluation import EVALUATION, evaluate, server
+from test_served_evaluation import CONFIG, EVALUATION, evaluate, server
 from websockets.sync.client import connect
 
 from embodied import train
@@ -211,7 +211,9 @@ def test_a_served_policy_gets_a_head_in_a_training_and_is_evaluated_with_it(
         assert "serves another policy" in capsys.readouterr().err
         out = str(tmp_path / "out")
         env = ("env=fake", *(one for one in EVALUATION if one.startswith("env.")), "episodes=2")
-        assert tools_export.main([str(path), "--base", url, "--out", out, "--verify", *env]) == 0, capsys.readouterr()
+        assert (
+            tools_export.main([str(path), "--base", url, "--out", out, "--config-dir", CONFIG, "--verify", *env]) == 0
+        ), capsys.readouterr()
         assert "verified: env=fake" in capsys.readouterr().out
         assert evaluate("folder", out, "--base", url) == 0
         assert evaluate("elsewhere", out, "--base", other) != 0
