@@ -16,6 +16,7 @@ import copy
 import math
 import zlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.errors import ConfigError, SpecMismatchError
-from embodied.protocols import BASE, CHUNK, Critics
+from embodied.protocols import BASE, CHUNK, Critics, Examples, Exported
 from embodied.types import (
     ArraySpec,
     ContinuousAction,
@@ -36,11 +37,13 @@ from embodied.types import (
 )
 
 from . import squashed
+from .files import HeadFolder, open_head
 from .from_scratch import FromScratch, Head
 from .network import Actor, Ensemble, Judges, Pictures
 
 HEADS: Mapping[str, type[Any]] = {"from_scratch": FromScratch}
 """``actor.model.head`` → class of the head."""
+FORMATS = {"hf": "a head: actor and critics as safetensors, and its base if that is ours"}
 TASK = "task"
 WORDS = 16  # numbers of the vector of a sentence
 ROWS = 64  # sentences that have a vector of their own
@@ -62,11 +65,14 @@ class HeadPolicy(nn.Module):
         state_low, state_high: bounds of the state [S], which are read as −1 and 1; null = the state as it is.
         temperature: weight of the entropy at first.
         seed: of the first weights.
+        model_path: folder of an exported head, whose weights it begins with; null = made at random.
 
     Raises:
+        CheckpointError: ``model_path`` holds no head, or is damaged.
         ConfigError: a size that is no whole number above 0, or an unknown head.
     """
 
+    export_formats = FORMATS  # see embodied.protocols.Exports
     low: Tensor
     width: Tensor
     words: Tensor
@@ -75,7 +81,7 @@ class HeadPolicy(nn.Module):
         self, head: str = "from_scratch", num_action_chunks: int = 1, hidden: int = 256, layers: int = 2,
         critics: int = 2, critic_layer_norm: bool = True, pictures: bool = False, picture_width: int = 64,
         state_low: Sequence[float] | None = None, state_high: Sequence[float] | None = None, temperature: float = 1.0,
-        seed: int = 0,
+        seed: int = 0, model_path: str | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         sizes = {
@@ -95,10 +101,16 @@ class HeadPolicy(nn.Module):
             raise ConfigError(
                 f"actor.model.temperature is {temperature!r}, expected a number above 0", "set it, e.g. to 1.0"
             )
+        self.keys: Mapping[str, Any] = {  # that build it again
+            "head": head, **sizes, "critic_layer_norm": critic_layer_norm, "pictures": pictures,
+            "state_low": _plain(state_low), "state_high": _plain(state_high), "temperature": temperature, "seed": seed,
+        }  # fmt: skip
+        self._saved: HeadFolder | None = None if model_path is None else open_head(model_path)
         self._chunk, self._sizes, self._seed = num_action_chunks, (hidden, layers), seed
         self._ensemble, self._picture_width = (critics, critic_layer_norm), picture_width if pictures else 0
         self._bounds = _bounds(state_low, state_high)
         self._made_for: tuple[Any, ...] | None = None
+        self._env: EnvSpec | None = None  # the first one
         self._tasks: Sequence[str] = ()
         self._uniform = False
         self._reads: Sequence[str] = ()
@@ -128,7 +140,9 @@ class HeadPolicy(nn.Module):
         sizes = (state, pictures, self.head.chunk_size)
         if self._made_for is None:
             self._make(env, state, pictures)
-            self._made_for = sizes
+            if self._saved is not None:
+                self._saved.fill(self)
+            self._made_for, self._env = sizes, env
         elif sizes != self._made_for:
             raise SpecMismatchError(
                 f"the env has state, pictures and numbers of a chunk {sizes}; the policy was made for {self._made_for}",
@@ -281,11 +295,21 @@ class HeadPolicy(nn.Module):
             parts.append(records[BASE])
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
-    # -- demonstrations, counting ------------------------------------------------------------------------------------
+    # -- demonstrations, exports, counting ---------------------------------------------------------------------------
 
     def encode_actions(self, actions: Tensor) -> Mapping[str, Tensor]:
         """Encodes actions [B, K, A] as chunks float32 [B, D]."""
         return {CHUNK: self.head.chunk(actions, {})}
+
+    def export(
+        self, kind: str, folder: Path, dtype: str, examples: Examples, options: Mapping[str, Any]
+    ) -> Exported:  # fmt: skip
+        """Writes the policy in one of the export formats. See :meth:`embodied.protocols.Exports.export`."""
+        from .export import export_head
+
+        assert kind in self.export_formats
+        assert self._env is not None, "bind(env) comes first"
+        return export_head(self, self._env, folder, dtype, examples, options)
 
     def flops(self, records: Mapping[str, np.ndarray], training: bool) -> np.ndarray:
         """Counts the actor's FLOPs when it acts. Those of an update are critics' as well: one pass of theirs and of the
@@ -299,6 +323,10 @@ class HeadPolicy(nn.Module):
         counts = {part: sum(p.numel() for p in getattr(self, part).parameters()) for part in ("actor", "critic")}
         told = {f"parameters of the {part}": str(count) for part, count in counts.items()}
         return {"model": "actor and critics", "critics": str(self._ensemble[0]), **told}
+
+
+def _plain(bounds: Sequence[float] | None) -> list[float] | None:
+    return None if bounds is None else [float(value) for value in bounds]
 
 
 def _bounds(low: Sequence[float] | None, high: Sequence[float] | None) -> tuple[list[float], list[float]] | None:

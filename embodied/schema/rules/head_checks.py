@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from embodied.errors import ConfigError
+from embodied.lib.files import EXPORT_FILE
 from embodied.schema.keys.config import Config
 
 AROUND = "embodied.models.head.around_base"
@@ -18,6 +20,8 @@ def check_head(config: Config) -> None:
         return
     base = own.get("base") or {}
     named = [name for name in ("url", "folder", "_target_") if base.get(name) is not None]
+    if not named and _is_within(own.get("model_path")):
+        return
     if not named or ("_target_" not in named and len(named) > 1):
         raise ConfigError(
             "actor.model.base names no policy for the head to change" if not named else
@@ -25,6 +29,11 @@ def check_head(config: Config) -> None:
             "set actor.model.base.url to the address of its server (ws://HOST:PORT), or actor.model.base.folder to its "
             "checkpoint, run or exported folder",
         )  # fmt: skip
+
+
+def _is_within(folder: Any) -> bool:
+    """Whether an exported head's base lies in its own folder."""
+    return isinstance(folder, str) and (Path(folder).expanduser() / "base" / EXPORT_FILE).is_file()
 
 
 def check_head_learner(config: Config) -> None:
