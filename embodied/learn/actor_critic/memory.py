@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from embodied.learn.replay.demonstrations import MARK
 from embodied.learn.replay.ring import Replay
 from embodied.learn.replay.segments import LARGE
 from embodied.protocols import CHUNK
@@ -95,6 +96,12 @@ def entries_of(
     return {name: arrays[name][rows] for name in names}
 
 
+def with_marks(entries: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Adds the field :data:`MARK` to n entries: False where the slab does not say that a human acted."""
+    marks = entries[MARK] if MARK in entries else np.zeros(len(entries["num_steps"]))
+    return {**entries, MARK: marks.astype(bool)}
+
+
 def clear(entries: Mapping[str, np.ndarray]) -> None:
     """Sets to 0 what no control step has filled: a slab has there what an earlier record left, which a resumed run
     has not. So the same seed keeps the same bytes."""
@@ -102,6 +109,8 @@ def clear(entries: Mapping[str, np.ndarray]) -> None:
     entries["rewards"][np.arange(entries["rewards"].shape[1]) >= steps[:, None]] = 0
     entries["terminated"][steps == 0] = False
     entries[CHUNK][steps == 0] = 0
+    if MARK in entries:
+        entries[MARK][steps == 0] = False
 
 
 def _rows(result: EpisodeResult) -> list[int]:
