@@ -11,7 +11,7 @@ of each update from them and from its part of the demonstrations, if there are a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,17 +25,16 @@ from embodied.algorithms.advantages.estimators import make_estimator
 from embodied.algorithms.layout import Layout
 from embodied.algorithms.rewards import Rewards
 from embodied.data.demonstrations import Demonstration
-from embodied.data.samples import Samples
 from embodied.errors import CheckpointError, ConfigError, SpecMismatchError
 from embodied.learn.acting import Acting
-from embodied.learn.actor_critic.decided import Decisions, checksum_of
-from embodied.learn.actor_critic.memory import WHOLE_BYTES, Memory, clear, entries_of, with_marks
+from embodied.learn.actor_critic.memory import Memory, check_capacity, clear, entries_of, entry_fields, with_marks
 from embodied.learn.actor_critic.share import Share
+from embodied.learn.actor_critic.shown import Shown, metrics_of
 from embodied.learn.actor_critic.transitions import transitions_at
 from embodied.learn.actor_critic.update import MEASURED, Draws, Loss, Transitions
 from embodied.learn.batch import Batch
 from embodied.learn.lagged import acting_of
-from embodied.learn.replay.demonstrations import MARK, Demonstrated, Entries, Joined
+from embodied.learn.replay.demonstrations import MARK, Entries, Joined
 from embodied.learn.replay.ring import Replay
 from embodied.learn.score.batches import gather_numbers, make_batch
 from embodied.learn.score.start_memory import StartMemory
@@ -46,7 +45,7 @@ from embodied.observe.terminal.progress import Phase
 from embodied.parallel.sharding import Parallel
 from embodied.protocols import CHUNK, ActorCritic, CountsFlops, Policy
 from embodied.schema import INTERVENTION, ActorConfig, AlgorithmConfig
-from embodied.types import ArraySpec, EnvSpec, EpisodeResult, Start
+from embodied.types import EnvSpec, EpisodeResult, Start
 
 
 @dataclass
@@ -62,15 +61,6 @@ class UpdateSums:
     norm: float = 0.0
 
 
-@dataclass(frozen=True)
-class Shown:
-    """This rank's demonstrations of files."""
-
-    entries: Demonstrated
-    clamped: int  # those whose chunk is beyond what the policy can do
-    checksum: int
-
-
 @dataclass
 class ActorCriticLearner(Stepping):
     """Owns optimizer, weight version, memory and the acting policy (:attr:`acting`).
@@ -84,7 +74,7 @@ class ActorCriticLearner(Stepping):
 
     Raises:
         SpecMismatchError: the policy has no actor and critics.
-        ConfigError: it has fewer critics than a target takes; or not even one record fits.
+        ConfigError: it has fewer critics than a target takes; or too few records fit.
         RunFolderError: the records cannot be kept there.
     """
 
@@ -132,7 +122,8 @@ class ActorCriticLearner(Stepping):
         self.engine = StepEngine(self.policy, self.actor, self.parallel, self.iterations, self.max_bad_updates)
         self._group, self._size = self.engine.parallel.group, spec.decision[CHUNK].shape[0]
         self._ratio = algorithm.replay.share(INTERVENTION in self.env.info)
-        self._fields = self._entry_fields()
+        self._fields = entry_fields(self.policy, self.env, marked=self._ratio > 0)
+        check_capacity(self._fields, algorithm, self._group.size)
         if self.replay is not None:
             kept, rank = algorithm.replay, self._group.rank
             ring = Replay.open(
@@ -146,22 +137,6 @@ class ActorCriticLearner(Stepping):
         self._rewards = Rewards(Layout(spec.elements, spec.num_action_chunks), algorithm.reward_type)
         self._returns = make_estimator("raw", 1, 1.0, 1.0, False)
         self.engine.rest()
-
-    def _entry_fields(self) -> dict[str, ArraySpec]:
-        """Returns the fields of what is remembered of a record: those that are read again."""
-        spec, chunk = self.policy.spec, self.policy.spec.num_action_chunks
-        told = self.policy.encode_instructions(self.env.tasks[:1])
-        known = {**self.env.obs, **spec.decision}
-        found = {name: known[name] for name in self._critics.reads() if name in known}
-        for name in self._critics.reads():
-            if name not in found:
-                array = told[name].numpy()
-                found[name] = ArraySpec(array.shape[1:], str(array.dtype))
-        return {
-            **found, CHUNK: spec.decision[CHUNK], "rewards": ArraySpec((chunk,), "float32"),
-            "num_steps": ArraySpec((), "int32"), "terminated": ArraySpec((), "bool"),
-            **({MARK: ArraySpec((), "bool")} if self._ratio else {}),
-        }  # fmt: skip
 
     def show(
         self, episodes: Sequence[Demonstration], reward: float, phase: Callable[[int], AbstractContextManager[Phase]]
@@ -178,19 +153,10 @@ class ActorCriticLearner(Stepping):
             EmbodiedError: the base does not answer, or its answers cannot be kept.
         """
         assert self.replay is not None
-        policy, rank = self.policy, self._group.rank
-        own, chunk = list(episodes)[rank :: self._group.size], policy.spec.num_action_chunks
-        samples, checksum = Samples(own, chunk), checksum_of(own)
-        file = self.replay / "demonstrations" / f"rank-{rank}.npz"
-        decisions = Decisions(policy, self.env, samples, checksum, self.seed, rank, self.device, file)
-        with phase(asked) if (asked := decisions.asks) else nullcontext() as bar:
-            decided = decisions.make(bar.advance if bar else lambda count: None)
-
-        def told(texts: list[str]) -> dict[str, np.ndarray]:
-            return {name: field.numpy() for name, field in policy.encode_instructions(texts).items()}
-
-        entries = Demonstrated(samples, own, self._fields, chunk, decided.fields, told, reward, WHOLE_BYTES)
-        self.shown = Shown(entries, decided.clamped, checksum)
+        self.shown = Shown.of(
+            self.policy, self.env, episodes, self._fields, reward, self.seed, self._group, self.device,
+            self.replay / "demonstrations", phase,
+        )  # fmt: skip
 
     @property
     def _entries(self) -> Entries:
@@ -310,23 +276,10 @@ class ActorCriticLearner(Stepping):
         for place, (name, of_actor) in enumerate(MEASURED.items()):
             if count := acted if of_actor else read:
                 found[name] = float(total[place]) / count
-        found |= self._of_demonstrations()
+        if self._ratio:
+            found |= metrics_of(self.shown, len(self.memory.demonstrated), group)
         self.samples, self.flops = read, self._flops(read)
         return found
-
-    def _of_demonstrations(self) -> dict[str, float]:
-        """Returns the metrics of demonstrations, over all ranks; none where none are drawn."""
-        if not self._ratio:
-            return {}
-        shown = self.shown
-        own = (len(shown.entries), shown.clamped) if shown else (0, 0)
-        of_files, clamped, marked = map(
-            sum, zip(*self._group.gather((*own, len(self.memory.demonstrated))), strict=True)
-        )
-        return {
-            "train/demonstrations": of_files + marked,
-            **({"train/demonstrations_clamped": clamped / of_files} if of_files else {}),
-        }
 
     def _flops(self, read: int) -> float:
         """Returns the FLOPs of updates that have read so many transitions; 0 if the policy does not count them."""

@@ -11,16 +11,19 @@ therefore copied, and large ones, such as pictures, if the whole ring is small.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from embodied.errors import ConfigError
 from embodied.learn.replay.demonstrations import MARK
-from embodied.learn.replay.ring import Replay
-from embodied.learn.replay.segments import LARGE
-from embodied.protocols import CHUNK
-from embodied.types import EpisodeResult
+from embodied.learn.replay.ring import Replay, most_records
+from embodied.learn.replay.segments import LARGE, Layout
+from embodied.protocols import CHUNK, ActorCritic, Policy
+from embodied.schema import AlgorithmConfig, ReplayConfig
+from embodied.types import ArraySpec, EnvSpec, EpisodeResult
 
 WHOLE_BYTES = 1 << 32
 """A ring of at most so many bytes is copied with its large fields."""
@@ -84,6 +87,53 @@ class Memory:
         for first in range(0, len(self), READ):
             index = np.arange(first, min(first + READ, len(self)))
             self._copy(begin + index, self.ring.batch(index, self._copies))
+
+
+def entry_fields(policy: Policy, env: EnvSpec, marked: bool) -> dict[str, ArraySpec]:
+    """Returns the fields of what is remembered of a record: those that are read again.
+
+    Args:
+        policy: an :class:`embodied.protocols.ActorCritic`.
+        marked: entries may count as demonstrations.
+    """
+    assert isinstance(policy, ActorCritic)
+    spec, chunk = policy.spec, policy.spec.num_action_chunks
+    told = policy.encode_instructions(env.tasks[:1])
+    known = {**env.obs, **spec.decision}
+    found = {name: known[name] for name in policy.reads() if name in known}
+    for name in policy.reads():
+        if name not in found:
+            found[name] = ArraySpec(tuple(told[name].shape[1:]), str(told[name].dtype).removeprefix("torch."))
+    return {
+        **found, CHUNK: spec.decision[CHUNK], "rewards": ArraySpec((chunk,), "float32"),
+        "num_steps": ArraySpec((), "int32"), "terminated": ArraySpec((), "bool"),
+        **({MARK: ArraySpec((), "bool")} if marked else {}),
+    }  # fmt: skip
+
+
+def copied_bytes(fields: Mapping[str, ArraySpec], kept: ReplayConfig, records: int) -> int:
+    """Computes the bytes of host memory that the copy of a ring takes when ``records`` were appended to it."""
+    one, most = Layout(fields, 1).record_bytes, most_records(fields, kept.capacity, kept.max_gb)
+    copied = [spec.nbytes for spec in fields.values() if most * one <= WHOLE_BYTES or spec.nbytes < LARGE]
+    return sum(copied) * min(most, records)
+
+
+def check_capacity(fields: Mapping[str, ArraySpec], algorithm: AlgorithmConfig, processes: int) -> None:
+    """Refuses a ring from which nothing would be learnt. Raises :class:`ConfigError`.
+
+    Args:
+        processes: that have a ring each.
+    """
+    kept, starts, one = algorithm.replay, algorithm.sac.learning_starts, Layout(fields, 1).record_bytes
+    most = most_records(fields, kept.capacity, kept.max_gb)
+    if kept.max_gb is not None and most * processes < starts:
+        needed = math.ceil(starts / processes) * one
+        raise ConfigError(
+            f"algorithm.replay.max_gb {kept.max_gb:g} holds {most * processes} records of {one} bytes, fewer than "
+            f"algorithm.sac.learning_starts {starts}: records would be dropped before anything is learnt from them",
+            f"set algorithm.replay.max_gb to {needed / 10**9 * 1.01:.3g} or more, or lower "
+            "algorithm.sac.learning_starts",
+        )
 
 
 def entries_of(

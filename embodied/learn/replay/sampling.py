@@ -39,7 +39,7 @@ def sampled(length: int, seed: int, step: int, size: int, rank: int = 0, part: i
 
 
 def shown_of(size: int, ratio: float, transitions: int, demonstrated: int) -> int:
-    """Returns how many of a batch are demonstrations. While one of the two has nothing, the other gives the whole batch.
+    """Returns how many of a batch are demonstrations. While one of both has nothing, the other gives the whole batch.
 
     Args:
         size: of the batch.

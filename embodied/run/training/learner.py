@@ -84,8 +84,8 @@ def show_demonstrations(learner: ActorCriticLearner, checked: Checked, console: 
     count, clamped = len(learner.shown.entries), learner.shown.clamped
     if clamped > FEW * count:
         console.say(
-            f"  {clamped} of {count} demonstrated chunks lie beyond what the policy can do, and the nearest that it can "
-            "stand in their place (train/demonstrations_clamped); a residual head reaches further with a larger "
+            f"  {clamped} of {count} demonstrated chunks lie beyond what the policy can do, and the nearest that it "
+            "can stand in their place (train/demonstrations_clamped); a residual head reaches further with a larger "
             "actor.model.residual_scale"
         )
 

@@ -18,7 +18,8 @@ SIZE = 20  # a picture of it is a large field
 ACTION = ContinuousAction((-1.0,), (1.0,))
 FIELDS = {
     "images": ArraySpec((1, SIZE, SIZE, 3), "uint8"), "chunk": ArraySpec((K,), "float32"),
-    "text": ArraySpec((), "int64"), "rewards": ArraySpec((K,), "float32"), "num_steps": ArraySpec((), "int32"), "terminated": ArraySpec((), "bool"),
+    "text": ArraySpec((), "int64"),
+    "rewards": ArraySpec((K,), "float32"), "num_steps": ArraySpec((), "int32"), "terminated": ArraySpec((), "bool"),
     "demonstrated": ArraySpec((), "bool"),
 }  # fmt: skip
 
