@@ -200,7 +200,7 @@ def test_a_policy_that_reads_no_demonstrations_is_refused(tmp_path):
 def test_a_replay_that_holds_too_few_records_to_begin_is_refused_with_numbers(tmp_path):
     with pytest.raises(ConfigError, match=r"holds 2 records of \d+ bytes, fewer than .*learning_starts 4") as found:
         learner(tmp_path, max_gb=1e-7)
-    need = float(found.value.fix.split("max_gb to ")[1].split()[0])
+    need = float(found.value.remedy.split("max_gb to ")[1].split()[0])
     learner(tmp_path, max_gb=need).close()
 
 
