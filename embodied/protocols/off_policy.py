@@ -74,3 +74,25 @@ class ActorCritic(Protocol):
     def explore(self, uniform: bool) -> None:
         """With True, decisions that are drawn have chunks that are uniform in [−1, 1]^D, whatever the actor says."""
         ...
+
+
+@runtime_checkable
+class ReadsDemonstrations(Protocol):
+    """Interface of an :class:`ActorCritic` that learns from demonstrations, too."""
+
+    def chunks_of(self, actions: Tensor, records: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Makes the chunks by which the policy would have acted so.
+
+        Args:
+            actions: demonstrated ones [B, K, A], in the env's units.
+            records: those of the fields :meth:`ActorCritic.reads` that are of the decision, such as :data:`BASE`, as
+                the policy decides greedily at the demonstrated observation: [B, …].
+
+        Returns:
+            chunks float32 [B, D] in [−1, 1], and bool [B, K]: which actions are beyond what a chunk can do, so that the
+            nearest one stands in their place.
+
+        Raises:
+            ConfigError: actions do not tell chunks.
+        """
+        ...

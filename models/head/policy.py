@@ -46,6 +46,7 @@ HEADS: Mapping[str, type[Any]] = {"from_scratch": FromScratch}
 FORMATS = {"hf": "a head: actor and critics as safetensors, and its base if that is ours"}
 TASK = "task"
 WORDS = 16  # numbers of the vector of a sentence
+ROUNDING = 1e-4  # share of the range by which an action may lie beyond it
 ROWS = 64  # sentences that have a vector of their own
 
 
@@ -299,7 +300,13 @@ class HeadPolicy(nn.Module):
 
     def encode_actions(self, actions: Tensor) -> Mapping[str, Tensor]:
         """Encodes actions [B, K, A] as chunks float32 [B, D]."""
-        return {CHUNK: self.head.chunk(actions, {})}
+        return {CHUNK: self.chunks_of(actions, {})[0]}
+
+    def chunks_of(self, actions: Tensor, records: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """See :meth:`embodied.protocols.ReadsDemonstrations.chunks_of`."""
+        wanted = self.head.chunk(actions, records)
+        beyond = wanted.abs() > 1 + ROUNDING
+        return wanted.clamp(-1, 1), beyond.unflatten(1, (self._chunk, -1)).any(-1)
 
     def export(
         self, kind: str, folder: Path, dtype: str, examples: Examples, options: Mapping[str, Any]

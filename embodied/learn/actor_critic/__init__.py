@@ -5,4 +5,8 @@
 | ``learner.py`` | an iteration: its records are remembered, then updates |
 | ``update.py`` | the loss of one update, from a batch of remembered records |
 | ``memory.py`` | the records that may be drawn: a ring of files, and a copy of it |
+| ``decided.py`` | demonstrations as decisions of the policy |
+| ``shown.py`` | a process's part of the demonstrations |
+| ``share.py`` | what a process reads of each update |
+| ``transitions.py`` | entries as transitions |
 """

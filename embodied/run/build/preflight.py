@@ -15,7 +15,7 @@ from embodied.observe.trackers.services import check_installed
 from embodied.parallel.group import Group
 from embodied.protocols import HasProgressFeatures, SafeStop, SaysHowLong
 from embodied.run.build import brought, engine_process, model_for_env, perturbations, shares
-from embodied.run.build.demonstrations import Demonstrated
+from embodied.run.build.demonstrations import Demonstrated, read_beside
 from embodied.run.build.given import Checked, ConfiguredEnv, Sides
 from embodied.run.build.sides import make_side
 from embodied.run.build.workers.hosts import check_hosts
@@ -89,6 +89,9 @@ class Rules:
                 yield partial(check_writable, folder, "the folder of videos", key)
         if train and config.runner.task.supervised:
             yield partial(self._read_demonstrations, train)
+        elif train and config.algorithm.learner == "sac" and not config.runner.only_eval:
+            yield partial(check_demonstrated_share, config, train)
+            yield partial(self._read_beside, train)
         if train and evaluation:
             yield lambda: allow(shares.open_files(config, Sides(train, evaluation), processes))
         if self._machine:
@@ -124,6 +127,10 @@ class Rules:
 
     def _read_demonstrations(self, train: ConfiguredEnv) -> None:
         self.demonstrated = train.kind.read_demonstrations(self.config, train.spec, train.kwargs)
+
+    def _read_beside(self, train: ConfiguredEnv) -> None:
+        if self.config.algorithm.replay.demonstrations and train.kind.has_steps:
+            self.demonstrated = read_beside(self.config, train.spec, train.kwargs)
 
 
 def check(composed: Composed, processes: Group) -> Checked:
@@ -217,6 +224,17 @@ def check_progress_features(side: ConfiguredEnv) -> None:
         f"env.{side.name}.reward_mode is own_successes, and {side.config.target} offers no progress_features",
         f"{mend}; or set env.{side.name}.reward_mode=sparse",
     )
+
+
+def check_demonstrated_share(config: schema.Config, side: ConfiguredEnv) -> None:
+    """Refuses a share of demonstrations where there can be none. Raises :class:`ConfigError`."""
+    replay = config.algorithm.replay
+    if replay.demonstrated_share and not replay.demonstrations and schema.INTERVENTION not in side.spec.info:
+        raise ConfigError(
+            f"algorithm.replay.demonstrated_share is {replay.demonstrated_share:g}, and there are no demonstrations: "
+            f"algorithm.replay.demonstrations is empty, and {side.config.target} tells no interventions",
+            "set algorithm.replay.demonstrations=[PATH], or leave algorithm.replay.demonstrated_share out",
+        )
 
 
 def check_deadline(side: ConfiguredEnv, config: schema.Config) -> None:

@@ -37,10 +37,18 @@ def _is_within(folder: Any) -> bool:
 
 
 def check_head_learner(config: Config) -> None:
-    """Refuses to train a head around a policy with another learner than sac. Raises ConfigError."""
+    """Refuses to train a head around a policy with another learner than sac, and demonstrations that a head cannot
+    learn from. Raises ConfigError."""
     if config.actor.model.target == AROUND and config.algorithm.learner != "sac":
         raise ConfigError(
             f"algorithm.learner is {config.algorithm.learner}, and a head around a frozen policy learns by soft "
             "actor-critic",
             "set algorithm=sac before model=head_residual",
+        )
+    own: Mapping[str, Any] = config.actor.model.model_extra or {}
+    if config.actor.model.target == AROUND and own.get("head") == "noise" and config.algorithm.replay.demonstrations:
+        raise ConfigError(
+            "algorithm.replay.demonstrations is set, and actor.model.head is noise: a demonstration does not say with "
+            "which noise the base would have made its actions",
+            "leave algorithm.replay.demonstrations out, or set actor.model.head=residual",
         )
