@@ -198,7 +198,7 @@ def around_base(
     *, base: Mapping[str, Any] | None = None, head: str = "residual", residual_scale: float | Sequence[float] = 0.1,
     noise_bound: float = 2.0, noise_width: int | None = None, num_action_chunks: int | None = None,
     hidden: int = 256, layers: int = 2, critics: int = 2,
-    critic_layer_norm: bool = True, pictures: bool = False, picture_width: int = 64,
+    critic_layer_norm: bool = True, pictures: bool = False, picture_width: int = 64, picture_side: int | None = None,
     state_low: Sequence[float] | None = None, state_high: Sequence[float] | None = None, temperature: float = 1.0,
     seed: int = 0, model_path: str | None = None,
 ) -> HeadAround:  # fmt: skip
@@ -222,6 +222,7 @@ def around_base(
         critic_layer_norm: normalise the numbers of the critics' hidden layers (arXiv 2302.02948).
         pictures: read the pictures, too.
         picture_width: numbers that the encoder makes of them.
+        picture_side: pixels of a side to which they are averaged first; None = they are read as they are.
         state_low, state_high: bounds of the state [S], which are read as −1 and 1; None = the state as it is.
         temperature: weight of the entropy at first.
         seed: of the first weights.
@@ -237,7 +238,8 @@ def around_base(
         "head": head, "residual_scale": residual_scale, "noise_bound": noise_bound, "noise_width": noise_width,
         "num_action_chunks": num_action_chunks, "hidden": hidden, "layers": layers, "critics": critics,
         "critic_layer_norm": critic_layer_norm, "pictures": pictures, "picture_width": picture_width,
-        "state_low": state_low, "state_high": state_high, "temperature": temperature, "seed": seed,
+        "picture_side": picture_side, "state_low": state_low, "state_high": state_high, "temperature": temperature,
+        "seed": seed,
     }  # fmt: skip
     within = None if model_path is None else open_head(model_path).base
     if within is not None and not any(value is not None for value in (base or {}).values()):

@@ -37,6 +37,7 @@ from embodied.types import (
 )
 
 from . import squashed
+from .bounds import bounds_of, plain
 from .files import HeadFolder, open_head
 from .from_scratch import FromScratch, Head
 from .network import Actor, Ensemble, Judges, Pictures
@@ -63,6 +64,8 @@ class HeadPolicy(nn.Module):
         critic_layer_norm: normalise the numbers of the critics' hidden layers (arXiv 2302.02948).
         pictures: read the pictures, too.
         picture_width: numbers that the encoder makes of them.
+        picture_side: pixels of a side to which they are averaged first: 16 in place of 64 takes a sixteenth of the
+            time; null = they are read as they are.
         state_low, state_high: bounds of the state [S], which are read as −1 and 1; null = the state as it is.
         temperature: weight of the entropy at first.
         seed: of the first weights.
@@ -81,13 +84,14 @@ class HeadPolicy(nn.Module):
     def __init__(
         self, head: str = "from_scratch", num_action_chunks: int = 1, hidden: int = 256, layers: int = 2,
         critics: int = 2, critic_layer_norm: bool = True, pictures: bool = False, picture_width: int = 64,
-        state_low: Sequence[float] | None = None, state_high: Sequence[float] | None = None, temperature: float = 1.0,
-        seed: int = 0, model_path: str | None = None,
+        picture_side: int | None = None, state_low: Sequence[float] | None = None,
+        state_high: Sequence[float] | None = None, temperature: float = 1.0, seed: int = 0,
+        model_path: str | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         sizes = {
             "num_action_chunks": num_action_chunks, "hidden": hidden, "layers": layers, "critics": critics,
-            "picture_width": picture_width,
+            "picture_width": picture_width, "picture_side": 1 if picture_side is None else picture_side,
         }  # fmt: skip
         for name, value in sizes.items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -103,13 +107,15 @@ class HeadPolicy(nn.Module):
                 f"actor.model.temperature is {temperature!r}, expected a number above 0", "set it, e.g. to 1.0"
             )
         self.keys: Mapping[str, Any] = {  # that build it again
-            "head": head, **sizes, "critic_layer_norm": critic_layer_norm, "pictures": pictures,
-            "state_low": _plain(state_low), "state_high": _plain(state_high), "temperature": temperature, "seed": seed,
+            "head": head, **sizes, "picture_side": picture_side, "critic_layer_norm": critic_layer_norm,
+            "pictures": pictures, "state_low": plain(state_low), "state_high": plain(state_high),
+            "temperature": temperature, "seed": seed,
         }  # fmt: skip
         self._saved: HeadFolder | None = None if model_path is None else open_head(model_path)
         self._chunk, self._sizes, self._seed = num_action_chunks, (hidden, layers), seed
         self._ensemble, self._picture_width = (critics, critic_layer_norm), picture_width if pictures else 0
-        self._bounds = _bounds(state_low, state_high)
+        self._picture_side = picture_side
+        self._bounds = bounds_of(state_low, state_high)
         self._made_for: tuple[Any, ...] | None = None
         self._env: EnvSpec | None = None  # the first one
         self._tasks: Sequence[str] = ()
@@ -169,7 +175,8 @@ class HeadPolicy(nn.Module):
             self.actor = Actor(read, self.head.chunk_size, hidden, layers)
             count, layer_norm = self._ensemble
             ensemble = Ensemble(read + self.head.chunk_size, count, hidden, layers, layer_norm)
-            self.critic = Judges(ensemble, Pictures(pictures, self._picture_width) if pictures else None)
+            encoder = Pictures(pictures, self._picture_width, self._picture_side) if pictures else None
+            self.critic = Judges(ensemble, encoder)
         with torch.no_grad():
             self.actor.out.weight *= 0.1  # at first chunks are about uniform, and hardly depend on what is read
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
@@ -330,22 +337,3 @@ class HeadPolicy(nn.Module):
         counts = {part: sum(p.numel() for p in getattr(self, part).parameters()) for part in ("actor", "critic")}
         told = {f"parameters of the {part}": str(count) for part, count in counts.items()}
         return {"model": "actor and critics", "critics": str(self._ensemble[0]), **told}
-
-
-def _plain(bounds: Sequence[float] | None) -> list[float] | None:
-    return None if bounds is None else [float(value) for value in bounds]
-
-
-def _bounds(low: Sequence[float] | None, high: Sequence[float] | None) -> tuple[list[float], list[float]] | None:
-    """Returns the bounds of a state, as they were given. Raises :class:`ConfigError`: they are no bounds."""
-    if low is None and high is None:
-        return None
-    found = [float(value) for value in low or ()], [float(value) for value in high or ()]
-    finite = all(math.isfinite(value) for part in found for value in part)
-    if len(found[0]) != len(found[1]) or not finite or any(a >= b for a, b in zip(*found, strict=True)):
-        raise ConfigError(
-            f"actor.model.state_low is {low} and actor.model.state_high {high}, expected as many finite numbers in "
-            "both, each of the first below that of the second",
-            "change them, or set both to null",
-        )
-    return found
