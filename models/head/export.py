@@ -144,5 +144,5 @@ def _compared(policy: HeadPolicy, again: HeadPolicy, env: EnvSpec, examples: Exa
     device, real = policy.log_temperature.device, examples.obs is not None
     again.to(device).eval()
     again.bind(env)
-    compare = partial(change, policy, again, device=torch.device(device))  # type: ignore[arg-type]
+    compare = partial(change, policy, again, device=torch.device(device))
     return compare(examples if real else made_up(env)), real
