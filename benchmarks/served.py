@@ -27,7 +27,6 @@ from _envs import CostEnv
 from _measure import cpu_seconds, descendants, judge, machine, save, spread
 from torch import nn
 
-from embodied.lib.memory import keep_freed
 from embodied.observe.timing import Sections
 from embodied.random import Stream
 from embodied.runtime.policy.later import Later
@@ -72,7 +71,6 @@ async def serve() -> None:
     from embodied.serving.build import build_server
     from embodied.serving.limits import ServerLimits
 
-    keep_freed()  # as embodied.tools.serve
     server = build_server(SleepingPolicy(), CostEnv(**ENV).spec, ServerLimits(rate=1e6, burst=10**6))  # type: ignore[arg-type]
     print(await server.start("127.0.0.1", 0), flush=True)
     await asyncio.Event().wait()

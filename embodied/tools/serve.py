@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 
 from embodied.cli import piped
 from embodied.errors import ConfigError, EmbodiedError, printed
-from embodied.lib.memory import keep_freed
 from embodied.observe.terminal.console import Console, make_console
 from embodied.serving import access
 from embodied.serving.limits import ServerLimits
@@ -128,7 +127,6 @@ def run(options: argparse.Namespace) -> int:
 
     # As embodied.run.build.policy.reproducible_arithmetic, whose module imports what starts simulators.
     os.environ.setdefault("MKL_CBWR", "AUTO")
-    keep_freed()  # each request brings as many pictures as the one before
     if options.threads > 0:
         torch.set_num_threads(options.threads)
     device = str(device_named(options.device, "--device"))

@@ -103,6 +103,10 @@ class HeadAround(HeadPolicy):
         told = {name.removeprefix(FRONT): field for name, field in obs.items() if name.startswith(FRONT)}
         return self.base.probe({**{name: f for name, f in obs.items() if not name.startswith(FRONT)}, **told})
 
+    def again(self, model_path: str, base: Any = None) -> HeadAround:
+        """Builds this policy with the weights of the folder ``model_path``, around the policy ``base``."""
+        return around(base, {name: value for name, value in self.keys.items() if name != "base"}, model_path)
+
     def extra_state(self) -> Mapping[str, str]:
         """See :meth:`embodied.protocols.HasExtraState.extra_state`: what identifies the base, and its own state."""
         return {} if self._env is None else state_of(self.base, self._env)

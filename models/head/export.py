@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
 from embodied.errors import ConfigError
 from embodied.lib.targets import load_target
@@ -27,10 +28,8 @@ from embodied.types import EnvSpec
 from ..shared.change import Change, change
 from ..shared.exporting import check_dtype, check_plain, made_up, observations
 from ..shared.files import write_json, write_weights
-from .around import HeadAround, around
 from .base import state_of
 from .files import BASE_FOLDER, FACTS, weights_of
-from .policy import HeadPolicy
 
 TOLERANCE = 1e-4  # of actions, in the env's units, and of log-probs, in nats
 OF_REQUESTS = ("protocol", "num_action_chunks")
@@ -47,6 +46,22 @@ SERVED = ', base="ws://HOST:PORT"'
 KIND = "hf"
 
 
+class Exportable(Policy, Protocol):
+    """Interface of a head as its export sees it."""
+
+    keys: Mapping[str, Any]  # that build it again; ``base`` among them if there is one
+
+    @property
+    def log_temperature(self) -> Tensor: ...
+    def again(self, model_path: str, base: Any = None) -> Exportable:
+        """Builds the head with the weights of a folder that was written.
+
+        Args:
+            base: stands under it.
+        """
+        ...
+
+
 class _Base(NamedTuple):
     """What is written of a base."""
 
@@ -57,7 +72,7 @@ class _Base(NamedTuple):
 
 
 def export_head(
-    policy: HeadPolicy, env: EnvSpec, folder: Path, dtype: str, examples: Examples, options: Mapping[str, Any]
+    policy: Exportable, env: EnvSpec, folder: Path, dtype: str, examples: Examples, options: Mapping[str, Any]
 ) -> Exported:  # fmt: skip
     """Writes the folder. See :meth:`embodied.protocols.Exports.export`.
 
@@ -66,17 +81,17 @@ def export_head(
     """
     check_dtype(dtype)
     check_plain(options, KIND)
-    head = policy if isinstance(policy, HeadAround) else None
-    base = None if head is None else _base(head, env, folder, dtype, examples, options)
+    base = _base(policy, env, folder, dtype, examples, options) if "base" in policy.keys else None
     if base is None or base.written is None:
         _refuse_options(dtype, options)
     extra = policy.extra_state() if isinstance(policy, HasExtraState) else {}
     if base is not None and base.written is not None:
         extra = state_of(base.policy, env)
-    write_weights({name: tensor.cpu().contiguous() for name, tensor in weights_of(policy).items()}, folder)
+    module: Any = policy
+    write_weights({name: tensor.cpu().contiguous() for name, tensor in weights_of(module).items()}, folder)
     write_json(folder / FACTS, {"version": 1, "extra_state": extra})
     own = {name: value for name, value in policy.keys.items() if name not in ("base", "model_path")}
-    again = HeadPolicy(**own, model_path=str(folder)) if base is None else around(base.policy, own, str(folder))
+    again = policy.again(str(folder), None if base is None else base.policy)
     found, real = _compared(policy, again, env, examples)
     moved = base is not None and base.written is not None and base.written.rounding != "none"
     if not moved and max(found.action_largest, found.logprob_largest) > TOLERANCE:
@@ -101,7 +116,7 @@ def export_head(
 
 
 def _base(
-    head: HeadAround, env: EnvSpec, folder: Path, dtype: str, examples: Examples, options: Mapping[str, Any]
+    head: Any, env: EnvSpec, folder: Path, dtype: str, examples: Examples, options: Mapping[str, Any]
 ) -> _Base:  # fmt: skip
     """Writes the base, or what identifies it."""
     given = {name: value for name, value in (head.keys.get("base") or {}).items() if value is not None}
@@ -139,7 +154,7 @@ def _refuse_options(dtype: str, options: Mapping[str, Any]) -> None:
         )
 
 
-def _compared(policy: HeadPolicy, again: HeadPolicy, env: EnvSpec, examples: Examples) -> tuple[Change, bool]:
+def _compared(policy: Exportable, again: Any, env: EnvSpec, examples: Examples) -> tuple[Change, bool]:
     """Compares greedy decisions and their log-probs on observations, made-up ones where there are no real ones."""
     device, real = policy.log_temperature.device, examples.obs is not None
     again.to(device).eval()

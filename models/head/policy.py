@@ -325,6 +325,10 @@ class HeadPolicy(nn.Module):
         assert self._env is not None, "bind(env) comes first"
         return export_head(self, self._env, folder, dtype, examples, options)
 
+    def again(self, model_path: str, base: Any = None) -> Any:
+        """Builds this policy with the weights of the folder ``model_path``. ``base``: see :mod:`.around`."""
+        return HeadPolicy(**self.keys, model_path=model_path)
+
     def flops(self, records: Mapping[str, np.ndarray], training: bool) -> np.ndarray:
         """Counts the actor's FLOPs when it acts. Those of an update are critics' as well: one pass of theirs and of the
         actor, three times for its gradients."""
