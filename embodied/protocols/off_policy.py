@@ -13,6 +13,8 @@ CHUNK = "chunk"
 """Field of a decision: the action that the critics judge, float32 [D] in [−1, 1]."""
 BASE = "base"
 """Field of a decision: what a frozen policy would do here, float32 [D₀]; only where there is such a policy."""
+DEMONSTRATED = "demonstrated"
+"""Field of a record: whether a human overrode one of its actions, bool []; only where ``EnvSpec.interventions``."""
 
 Critics = Literal["learning", "frozen", "target"]
 """Which critics judge: those that learn; the same, whose weights get no gradient; or those that follow them slowly."""
@@ -73,4 +75,18 @@ class ActorCritic(Protocol):
 
     def explore(self, uniform: bool) -> None:
         """With True, decisions that are drawn have chunks that are uniform in [−1, 1]^D, whatever the actor says."""
+        ...
+
+
+@runtime_checkable
+class ReadsActions(Protocol):
+    """Interface of an :class:`ActorCritic` that can say which chunk would have given actions that others have chosen,
+    such as those of a human who overrode it (``EnvSpec.interventions``)."""
+
+    def chunks_of(self, actions: Tensor, records: Mapping[str, Tensor]) -> Tensor:
+        """Returns the chunks float32 [B, D] that come nearest to actions float32 [B, K, A] in the env's units.
+
+        Args:
+            records: the fields :meth:`ActorCritic.reads`, each [B, …].
+        """
         ...

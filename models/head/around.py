@@ -47,6 +47,8 @@ class HeadAround(HeadPolicy):
         super().__init__(num_action_chunks=1 if num_action_chunks is None else num_action_chunks, **others)
         self._as_base = num_action_chunks is None
         self.head: Residual | Latent = head
+        if isinstance(head, Latent):  # which noise gives an action is not known: no embodied.protocols.ReadsActions
+            self.chunks_of: Any = None
         self._env: EnvSpec | None = None
 
     @property

@@ -287,6 +287,10 @@ class HeadPolicy(nn.Module):
         """Encodes actions [B, K, A] as chunks float32 [B, D]."""
         return {CHUNK: self.head.chunk(actions, {})}
 
+    def chunks_of(self, actions: Tensor, records: Mapping[str, Tensor]) -> Tensor:
+        """See :meth:`embodied.protocols.ReadsActions.chunks_of`."""
+        return self.head.chunk(actions, records)
+
     def flops(self, records: Mapping[str, np.ndarray], training: bool) -> np.ndarray:
         """Counts the actor's FLOPs when it acts. Those of an update are critics' as well: one pass of theirs and of the
         actor, three times for its gradients."""

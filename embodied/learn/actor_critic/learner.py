@@ -26,6 +26,7 @@ from embodied.algorithms.layout import Layout
 from embodied.algorithms.rewards import Rewards
 from embodied.errors import CheckpointError, ConfigError, SpecMismatchError
 from embodied.learn.acting import Acting
+from embodied.learn.actor_critic.interventions import check_interventions, take_interventions
 from embodied.learn.actor_critic.memory import Memory, clear, entries_of
 from embodied.learn.actor_critic.transitions import transitions_at
 from embodied.learn.actor_critic.update import MEASURED, Draws, Loss, Transitions
@@ -39,7 +40,7 @@ from embodied.learn.step.engine import Outcome, StepEngine, Stepping, under
 from embodied.learn.watch import Passed, Watch, unwatched
 from embodied.observe.metrics import Metric
 from embodied.parallel.sharding import Parallel
-from embodied.protocols import CHUNK, ActorCritic, CountsFlops, Policy
+from embodied.protocols import CHUNK, DEMONSTRATED, ActorCritic, CountsFlops, Policy
 from embodied.schema import ActorConfig, AlgorithmConfig
 from embodied.types import ArraySpec, EnvSpec, EpisodeResult, Start
 
@@ -106,6 +107,7 @@ class ActorCriticLearner(Stepping):
                 "choose a policy that has: model=head; or another algorithm, e.g. algorithm=grpo",
             )
         self._critics: ActorCritic = self.policy
+        check_interventions(self.env, self._critics)
         wanted, there = self.algorithm.sac.target_critics, self._critics.critics
         if wanted is not None and wanted > there:
             raise ConfigError(
@@ -144,6 +146,7 @@ class ActorCriticLearner(Stepping):
         return {
             **found, CHUNK: spec.decision[CHUNK], "rewards": ArraySpec((chunk,), "float32"),
             "num_steps": ArraySpec((), "int32"), "terminated": ArraySpec((), "bool"),
+            **({DEMONSTRATED: ArraySpec((), "bool")} if self.env.interventions else {}),
         }  # fmt: skip
 
     @contextmanager
@@ -194,6 +197,7 @@ class ActorCriticLearner(Stepping):
             rows = entries_of({"row": np.arange(len(arrays["num_steps"]))}, mine, ["row"])["row"]
             told = self.policy.encode_instructions(instructions.of_rows(self.env, arrays, rows))
             entries |= {name: told[name].numpy() for name in untold}
+        take_interventions(self._critics, arrays, mine, entries)
         clear(entries)
         self.memory.append(entries)
         self.records += len(batch)
