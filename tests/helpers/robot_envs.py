@@ -71,16 +71,19 @@ class Helped(Robot):
     Args:
         helped: episodes of a worker in which he does so.
         reset_s: seconds of a reset.
+        fault_episode: the worker's episode in which its fault happens; None = in each.
         odd: what he is said to have done instead of an action; None = what he has done.
         declares: the spec says that he may.
     """
 
     def __init__(
-        self, folder: str, helped: int = 2, reset_s: float = 0.0, odd: Any = None, declares: bool = True, **kwargs: Any
+        self, folder: str, helped: int = 2, reset_s: float = 0.0, odd: Any = None, declares: bool = True,
+        fault_episode: int | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
         super().__init__(folder, **kwargs)
         self._spec = replace(self._spec, interventions=declares)
         self._helped, self._reset_s, self._odd, self._episodes = helped, reset_s, odd, 0
+        self._fault_episode = fault_episode
 
     def reset(self, start: Start) -> None:
         began = time.monotonic()
@@ -89,6 +92,10 @@ class Helped(Robot):
         self._episodes += 1
         with (self._folder / "resets").open("a", encoding="utf-8") as file:
             print(start.task_id, start.init_state_id, start.seed, began, time.monotonic(), file=file)
+
+    def _misbehave(self) -> None:
+        if self._fault_episode in (None, self._episodes):
+            super()._misbehave()
 
     def step(self, action: np.ndarray) -> StepResult:
         if self._episodes > self._helped or self._steps < 1:

@@ -35,16 +35,19 @@ def check_interventions(env: EnvSpec, policy: ActorCritic) -> None:
 def take_interventions(
     policy: ActorCritic, arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult],
     entries: Mapping[str, np.ndarray],
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Gives entries in which a human overrode the policy the chunk of what was executed, and marks them. Changes
     nothing of others, nor where the env declares no interventions.
 
     Args:
         arrays: of the slab in which the records of ``results`` stand.
         entries: made of them (:func:`embodied.learn.actor_critic.memory.entries_of`).
+
+    Returns:
+        how many are marked.
     """
     if DEMONSTRATED not in arrays:
-        return
+        return 0
     told = entries_of(arrays, results, [DEMONSTRATED, "actions"])
     marked = told[DEMONSTRATED] & (entries["num_steps"] > 0)
     if DEMONSTRATED in entries:
@@ -55,3 +58,4 @@ def take_interventions(
         seen = {name: torch.from_numpy(entries[name][marked]).to(device) for name in policy.reads()}
         actions = torch.from_numpy(told["actions"][marked]).to(device)
         entries[CHUNK][marked] = policy.chunks_of(actions, seen).cpu().numpy()
+    return int(marked.sum())

@@ -130,6 +130,7 @@ class ActorCriticLearner(Stepping):
         entropy = sac.default_target_entropy(self._size) if entropy is None else entropy
         self._loss = Loss(self._critics, algorithm.sac, entropy)
         self._rewards = Rewards(Layout(spec.elements, spec.num_action_chunks), algorithm.reward_type)
+        self._told: dict[str, float] = {}  # metrics of an iteration's records
         self._returns = make_estimator("raw", 1, 1.0, 1.0, False)
         self.engine.rest()
 
@@ -184,7 +185,7 @@ class ActorCriticLearner(Stepping):
         self.updates = due
         self.engine.rest()
         self.cut_short = False
-        return self._metrics(sums), batch
+        return self._metrics(sums) | self._told, batch
 
     def _remember(self, arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult]) -> Batch:
         """Appends this rank's records of an iteration to the memory; returns the batch of all ranks' episodes."""
@@ -197,7 +198,9 @@ class ActorCriticLearner(Stepping):
             rows = entries_of({"row": np.arange(len(arrays["num_steps"]))}, mine, ["row"])["row"]
             told = self.policy.encode_instructions(instructions.of_rows(self.env, arrays, rows))
             entries |= {name: told[name].numpy() for name in untold}
-        take_interventions(self._critics, arrays, mine, entries)
+        marked = take_interventions(self._critics, arrays, mine, entries)
+        if self.env.interventions:
+            self._told = {"rollout/intervention_share": sum(self._group.gather(marked)) / len(batch)}
         clear(entries)
         self.memory.append(entries)
         self.records += len(batch)

@@ -161,6 +161,15 @@ class Episodes:
         return (len(self.results) + begun) / self._total
 
     @property
+    def dropped(self) -> str:
+        """What is lost with the rollout, as a sentence."""
+        whole, records = len(self.results), sum(len(result.rows) for result in self.results)
+        return (
+            f"{whole} whole episodes ({records} records) and {len(self.running)} in progress of this rollout are dropped, "
+            f"{len(self.pending)} were not begun; none was begun twice"
+        )
+
+    @property
     def may_start(self) -> bool:
         """True if an episode waits and there are rows for it."""
         return bool(self.pending) and self._records.free - self.reserved >= self.rows_needed

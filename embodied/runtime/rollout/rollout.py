@@ -24,7 +24,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from embodied.errors import ConfigError
+from embodied.errors import ConfigError, EmbodiedError
 from embodied.observe.timeline import Timeline
 from embodied.observe.timing import Sections
 from embodied.observe.video.video import Video
@@ -44,9 +44,8 @@ from embodied.runtime.rollout.traces import Traces
 from embodied.types import Episode, EpisodeResult
 
 SHARE_INTERVAL_S = 1.0
-GIVEN_UP_IN_A_ROW = (
-    3  # episodes that could not be run, with none between that could; then it is not the episodes' fault
-)
+GIVEN_UP_IN_A_ROW = 3
+"""Episodes that could not be run, with none between that could; then it is not the episodes' fault."""
 
 
 class Rollout:
@@ -119,7 +118,12 @@ class Rollout:
         ahead, self._ahead = self._ahead, {}
         run.expect(ahead)
         run.start_episodes()
-        self._until_ended(booked, lambda: self._advance(run, on_episode), on_share)
+        try:
+            self._until_ended(booked, lambda: self._advance(run, on_episode), on_share)
+        except EmbodiedError as error:
+            if job.keep_records and not job.retry_safe:
+                error.message += f"\n{booked.dropped}"
+            raise
         with self._sections("rollout/policy"):
             run.value_final_observations()
         stats = run.close()
@@ -289,9 +293,9 @@ class Run:
             self._policy.cancel(slot)
         if slot in self._idle:
             self._idle.remove(slot)
+        if slot in self.episodes.running and not self.episodes.job.retry_safe:
+            raise not_redone(f"episode {self.episodes.running[slot].episode.episode_id}", lost) from lost.error
         episode = self.episodes.requeue(slot)
-        if episode is not None and not self.episodes.job.retry_safe:
-            raise not_redone(f"episode {episode.episode_id}", lost) from lost.error
         if episode is not None and lost.suspects:
             self._blame(lost, episode)
 
