@@ -83,6 +83,11 @@ class ReadsActions(Protocol):
     """Interface of an :class:`ActorCritic` that can say which chunk would have given actions that others have chosen,
     such as those of a human who overrode it (``EnvSpec.interventions``)."""
 
+    @property
+    def reads_actions(self) -> bool:
+        """Whether it can, as it was built."""
+        ...
+
     def chunks_of(self, actions: Tensor, records: Mapping[str, Tensor]) -> Tensor:
         """Returns the chunks float32 [B, D] that come nearest to actions float32 [B, K, A] in the env's units.
 

@@ -47,8 +47,6 @@ class HeadAround(HeadPolicy):
         super().__init__(num_action_chunks=1 if num_action_chunks is None else num_action_chunks, **others)
         self._as_base = num_action_chunks is None
         self.head: Residual | Latent = head
-        if isinstance(head, Latent):  # which noise gives an action is not known: no embodied.protocols.ReadsActions
-            self.chunks_of: Any = None
         self._env: EnvSpec | None = None
 
     @property
@@ -62,6 +60,11 @@ class HeadAround(HeadPolicy):
         memo[id(self)] = copied = self.__class__.__new__(self.__class__)
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return copied
+
+    @property
+    def reads_actions(self) -> bool:
+        """See :attr:`embodied.protocols.ReadsActions.reads_actions`: nobody knows which noise gives an action."""
+        return not isinstance(self.head, Latent)
 
     def train(self, mode: bool = True) -> HeadAround:
         """Sets the mode of the head; the base stays in that of evaluations."""

@@ -287,6 +287,11 @@ class HeadPolicy(nn.Module):
         """Encodes actions [B, K, A] as chunks float32 [B, D]."""
         return {CHUNK: self.head.chunk(actions, {})}
 
+    @property
+    def reads_actions(self) -> bool:
+        """See :attr:`embodied.protocols.ReadsActions.reads_actions`."""
+        return True
+
     def chunks_of(self, actions: Tensor, records: Mapping[str, Tensor]) -> Tensor:
         """See :meth:`embodied.protocols.ReadsActions.chunks_of`."""
         return self.head.chunk(actions, records)

@@ -32,7 +32,9 @@ def test_records_of_an_intervention_have_the_executed_actions_and_others_their_o
     marked = [{*arrays["demonstrated"][[*result.rows]].tolist()} for result in results]
     assert marked == [{True}, {False}, {False}]
     first, decided = results[0].rows[0], same[0].rows[0]
-    assert (arrays["actions"][first, 0] == plain["actions"][decided, 0]).all(), "the first control step was the policy's"
+    assert (arrays["actions"][first, 0] == plain["actions"][decided, 0]).all(), (
+        "the first control step was the policy's"
+    )
     executed = arrays["actions"][first, 1:]
     assert (executed != plain["actions"][decided, 1:]).any(1).all()
     assert (executed[:, 2:] == 0).all(), "what the human did moves two dimensions"

@@ -24,7 +24,7 @@ def check_interventions(env: EnvSpec, policy: ActorCritic) -> None:
     Raises:
         ConfigError: they do not fit.
     """
-    if env.interventions and not isinstance(policy, ReadsActions):
+    if env.interventions and not (isinstance(policy, ReadsActions) and policy.reads_actions):
         raise ConfigError(
             f"a human may override the actions of env.train (EnvSpec.interventions), and {type(policy).__name__} cannot "
             "tell with which chunk it would have done the same",

@@ -88,9 +88,7 @@ class Singles:
         reset_s = time.monotonic() - began
         observed = command.next_row >= 0
         render_s = self._observe(env, slot, command.next_row) if observed else 0.0
-        return Completion(
-            Kind.RESET, command.slot, observed=observed, began=began, reset_s=reset_s, render_s=render_s
-        )
+        return Completion(Kind.RESET, command.slot, observed=observed, began=began, reset_s=reset_s, render_s=render_s)
 
     def _step(self, command: Command) -> Completion:
         env, slot = self._envs[command.slot]
