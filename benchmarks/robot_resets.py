@@ -68,7 +68,7 @@ def main() -> None:
     }
     print(json.dumps(found, indent=2))
     settings = {"reset_s": args.reset_s, "epochs": args.epochs, "updates_per_record": args.updates_per_record}
-    save("robot_resets", {"machine": machine(), **settings, "seconds an iteration, median": found})
+    save("robot_resets", {"machine": machine(["torch"]), **settings, "seconds an iteration, median": found})
 
 
 if __name__ == "__main__":

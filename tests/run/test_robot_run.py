@@ -1,4 +1,4 @@
-"""A robot learns by the command line: no episode twice, resets beside updates, a human who intervenes, a lost worker."""
+"""A robot learns by the command line: no episode twice, resets beside updates, interventions, a lost worker."""
 
 from __future__ import annotations
 
@@ -100,9 +100,7 @@ def test_a_residual_learns_on_a_robot_whose_worker_is_lost(tmp_path: Path, capsy
     assert len(stops(tmp_path)) == 1
     assert len(first) == 2
     assert max(Counter(line[:3] for line in resets(tmp_path)).values()) == 1
-    found = ran(
-        tmp_path, *keys
-    )  # its worker comes to no sixth episode; it goes on from the last whole iteration, which was saved although none was due
+    found = ran(tmp_path, *keys)  # goes on from the last whole iteration, which was saved although none was due
     assert [line["rollout/records"] for line in found] == [EPISODES * CHUNKS] * 4
     assert found[:2] == first
     assert found[-1]["train/optimizer_steps"] > 0

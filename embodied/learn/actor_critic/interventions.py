@@ -26,8 +26,8 @@ def check_interventions(env: EnvSpec, policy: ActorCritic) -> None:
     """
     if env.interventions and not (isinstance(policy, ReadsActions) and policy.reads_actions):
         raise ConfigError(
-            f"a human may override the actions of env.train (EnvSpec.interventions), and {type(policy).__name__} cannot "
-            "tell with which chunk it would have done the same",
+            f"a human may override the actions of env.train (EnvSpec.interventions), and {type(policy).__name__} "
+            "cannot tell with which chunk it would have done the same",
             "set model=head or model=head_residual",
         )
 

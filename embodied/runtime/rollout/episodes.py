@@ -165,8 +165,8 @@ class Episodes:
         """What is lost with the rollout, as a sentence."""
         whole, records = len(self.results), sum(len(result.rows) for result in self.results)
         return (
-            f"{whole} whole episodes ({records} records) and {len(self.running)} in progress of this rollout are dropped, "
-            f"{len(self.pending)} were not begun; none was begun twice"
+            f"{whole} whole episodes ({records} records) and {len(self.running)} in progress of this rollout are "
+            f"dropped, {len(self.pending)} were not begun; none was begun twice"
         )
 
     @property

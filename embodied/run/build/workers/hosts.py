@@ -103,8 +103,8 @@ def check_hosts(side: ConfiguredEnv, config: schema.Config, processes: Group) ->
         )
     if side.spec.interventions:
         raise ConfigError(
-            f"{said}, and a human may override the actions of env.{side.name} (EnvSpec.interventions), which a node does "
-            "not tell",
+            f"{said}, and a human may override the actions of env.{side.name} (EnvSpec.interventions), which a node "
+            "does not tell",
             f"leave {key} out",
         )
     if placed and hosts not in (0, placed):
