@@ -24,8 +24,8 @@ from embodied.errors import EmbodiedError
 
 
 class Kind:
-    """Kinds of messages: reset, step, expert, observe. Plain numbers, since looking up an enum's members is a good part of
-    handling a message."""
+    """Kinds of messages: reset, step, expert, observe. Plain numbers, since looking up an enum's members is a good part
+    of handling a message."""
 
     RESET: Final = 1  # go to a start and write the first observation into next_row; −1 = an OBSERVE does
     STEP: Final = 2  # execute the chunk in row, write rewards there and the next observation into next_row

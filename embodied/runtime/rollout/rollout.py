@@ -114,9 +114,8 @@ class Rollout:
     ) -> tuple[list[EpisodeResult], RolloutStats]:  # fmt: skip
         booked = Episodes(plan, job, self.records, self._chunk)
         self._check_rows(len(plan) if job.keep_records else 1, job)
-        run = self._begin(booked, job)
-        ahead, self._ahead = self._ahead, {}
-        run.expect(ahead)
+        (run := self._begin(booked, job)).expect(self._ahead)
+        self._ahead = {}
         run.start_episodes()
         try:
             self._until_ended(booked, lambda: self._advance(run, on_episode), on_share)
