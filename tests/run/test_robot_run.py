@@ -118,7 +118,7 @@ def test_a_residual_learns_on_a_robot_whose_worker_is_lost(tmp_path: Path, capsy
     ("keys", "said"),
     [
         (("env.train._target_=robot_envs.Helped", "env.eval._target_=robot_envs.Helped", "+env.train.folder=.",
-          "+env.eval.folder=.", "algorithm=grpo", "model=mlp"), "a policy gradient learns from what the policy has drawn"),
+          "+env.eval.folder=.", "algorithm=grpo", "model=mlp"), "learns from what the policy has drawn"),
         (("env.train._target_=embodied.testing.FakeBatchEnv", "env.eval._target_=embodied.testing.FakeBatchEnv",
           "algorithm=sac", "algorithm.sac.reset_beside_update=true"), "no slot is reset apart from the others"),
     ],
