@@ -39,7 +39,6 @@ RUN = (
     "env@env.train=gym", "env@env.eval=gym", "env.train.id=Pendulum-v1", "algorithm=sac", "experiment=null",
     'env.train.success="reward>=-0.05"', "env.train.end_on_success=false", "env.train.progress=return",
     "env.train.images=[]", "env.train.max_episode_steps=200", "env.eval.max_episode_steps=200",
-    "env.train.make_kwargs={max_episode_steps: 1000}",  # so that the limit cuts off and does not terminate
      "env.train.reward_mode=dense", "env.eval.reward_mode=dense", "env.train.total_num_envs=1",
     "env.eval.total_num_envs=1", "env.eval.video_cfg.save_video=false", "actor.model.critic_layer_norm=false",
 )  # fmt: skip

@@ -44,7 +44,9 @@ class Stream(IntEnum):
     MEASURED_NOISE = 18  # of a decision by which two forms of a policy are compared; place: number of the observation
     INFORMATIVE_STARTS = 19  # starts that are drawn by what is known of them; place: iteration, sampling round
     SKETCH = 20  # projections of the gradients of an update's groups; place: iteration
-    REPLAYED = 21  # records that an update reads again; place: optimizer step, rank, own records or (1) demonstrations
+    # records that an update reads again; place: optimizer step, rank, own records or (1) demonstrations; (2) of what a
+    # policy does where there is a demonstration: number of the observation, rank
+    REPLAYED = 21
     ACTOR_CRITIC = 22  # chunks that an update draws, and critics (0) that it takes; place: update, 1 + rank
 
     @property

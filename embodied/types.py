@@ -139,8 +139,7 @@ class EnvSpec:
     control_hz: float  # control steps a second, used for the frame rate of videos
     restorable: bool = True  # it has get_state and set_state (embodied.protocols.Restorable)
     repeatable: bool = True  # equal starts and equal actions give equal episodes, bit by bit
-    retry_safe: bool = True  # an episode that was lost with its worker may be redone without asking; a robot's may not,
-    # and a robot offers embodied.protocols.SafeStop
+    retry_safe: bool = True  # an episode that was lost with its worker may be redone; a robot's may not (SafeStop)
     info: tuple[str, ...] = ()  # names of the whole numbers in StepResult.info, int64 each in a record
     interventions: bool = False  # a human may override actions (StepResult.intervention)
 
@@ -190,6 +189,7 @@ class StepResult(NamedTuple):
     terminated: bool  # the task ended (success, or a failure that cannot be undone)
     success: bool
     info: Mapping[str, int] = NO_INFO  # numbers under the names in EnvSpec.info; one that is not there counts as 0
+    truncated: bool = False  # the env cuts the episode off, e.g. at a step limit of its own; `terminated` goes first
     intervention: np.ndarray | None = None  # float32 [A], what a human had executed instead of the action; None: nobody
 
 
@@ -199,7 +199,7 @@ class ChunkResult(NamedTuple):
     rewards: np.ndarray  # float32 [K], zero from num_steps on
     num_steps: int  # control steps executed, 1..K
     terminated: bool
-    truncated: bool  # the step limit was reached without termination
+    truncated: bool  # cut off without termination, by the step limit or by the env
     success: bool
     info: Mapping[str, int] = NO_INFO  # EnvSpec.info of the last control step
     progress: float = 0.0  # largest reward of the env's own in the episode so far

@@ -156,7 +156,7 @@ def run(env: Env, queue: ChunkQueue, clock: Clock, start: Start, max_steps: int,
         clock.tick()
         actions.append(queue.action(observe))
         result = env.step(actions[-1])
-        success, ended = success or result.success, result.terminated
+        success, ended = success or result.success, result.terminated or result.truncated
     log.append(np.stack(actions))
     return Ran(asdict(start), success, len(actions), queue.held - held)
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from embodied.client.tls import certificate_fix
 from embodied.errors import ConfigError, EmbodiedError, ServerRefusedError
 
 MAX_REPLY_BYTES = 16 * 2**20
@@ -58,8 +59,10 @@ class Connection:
             raise _status(url, error.response.status_code) from error
         except ssl.SSLCertVerificationError as error:
             raise ServerRefusedError(
-                f"the certificate of {url} cannot be checked: {error.verify_message}",
-                "give the file of the authority that signed it: Client(…, ca_file=…)",
+                f"the certificate of {url} is refused: {error.verify_message}",
+                certificate_fix(
+                    error, "the URL", "give the file of the authority that signed it: Client(…, ca_file=…)"
+                ),
             ) from error
         except (OSError, exceptions.WebSocketException) as error:
             raise Lost(f"{type(error).__name__}: {error}") from error

@@ -12,6 +12,11 @@ from typing import Any
 
 from embodied.errors import ConfigError
 
+NAMES_MISMATCH = {62, 64}
+"""OpenSSL's codes (``x509_vfy.h``) of a certificate for another name, and for another IP address."""
+UNKNOWN_SIGNER = {2, 18, 19, 20, 21}  # no certificate of the issuer, self-signed, only the first of a chain
+NOT_AT_THIS_TIME = {9, 10}  # not yet valid, has expired
+
 
 class OneAtATime(ssl.SSLSocket):
     """A TLS socket that never reads and writes at the same time; waiting for data does not block a write.
@@ -60,6 +65,22 @@ class OneAtATime(ssl.SSLSocket):
             socket.socket.shutdown(self, socket.SHUT_RDWR)
         with self._one:
             super().close()
+
+
+def certificate_fix(error: ssl.SSLCertVerificationError, address: str, authority: str) -> str:
+    """Returns what mends that a server's certificate is refused.
+
+    Args:
+        address: where the server's name is given.
+        authority: how a file of certificates is given.
+    """
+    if error.verify_code in NAMES_MISMATCH:
+        return f"give the name for which the certificate was made in {address}, or have one made for this name"
+    if error.verify_code in UNKNOWN_SIGNER:
+        return authority
+    if error.verify_code in NOT_AT_THIS_TIME:
+        return "compare this machine's clock (`date`); if it is right, the server needs a certificate that is valid now"
+    return "the server needs a certificate without this fault"
 
 
 def tls_context(url: str, ca_file: Path | str | None) -> ssl.SSLContext | None:

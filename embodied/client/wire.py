@@ -108,9 +108,10 @@ def pack_plain(value: Any) -> bytes:
 
 
 def plain_array(values: np.ndarray) -> dict[bytes, Any]:
-    """Returns an array in types that msgpack knows. Raises WireError if its dtype may not travel."""
+    """Returns an array in types that msgpack knows, without a copy of its numbers where they stand in C order. Raises
+    WireError if its dtype may not travel."""
     _sendable(values.dtype)
-    return {ARRAY: True, DATA: values.tobytes(), DTYPE: values.dtype.str, SHAPE: values.shape}
+    return {ARRAY: True, DATA: np.ascontiguousarray(values).data, DTYPE: values.dtype.str, SHAPE: values.shape}
 
 
 def _msgpack() -> Any:

@@ -86,6 +86,7 @@ class FieldSelection:
         action_key: array of the actions; None = the layout's own.
         instruction: for episodes whose file has none.
         rotate_images: whether pictures of HDF5 files are turned by 180°; None = as the file's program left them.
+        key: names the paths in the configuration, for messages.
     """
 
     cameras: Sequence[str] | None
@@ -94,6 +95,12 @@ class FieldSelection:
     instruction: str | None = None
     action_key: str | None = None
     rotate_images: bool | None = None
+    key: str = "data"
+
+    @property
+    def one_path(self) -> str:
+        """Returns how one path is given, for messages."""
+        return f"{self.key}=PATH" if self.key == "data" else f"{self.key}=[PATH]"
 
 
 def check_fit(demonstrations: Demonstrations, env: EnvSpec, kwargs: Mapping[str, Any]) -> None:

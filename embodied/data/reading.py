@@ -66,7 +66,7 @@ def _open(path: Path, wanted: FieldSelection) -> DemonstrationStream:
         raise DatasetError(
             f"no demonstrations at {path}"
             + (f": it is a link to {path.readlink()}, which is not there" if path.is_symlink() else ""),
-            "give data=PATH that exists, or make some: python -m embodied.tools.demos env=NAME",
+            f"give {wanted.one_path} that exists, or make some: python -m embodied.tools.demos env=NAME",
         )
     if _is_lerobot(path):
         return reading.open_set(path, wanted)
@@ -76,7 +76,7 @@ def _open(path: Path, wanted: FieldSelection) -> DemonstrationStream:
         return maniskill.open_set(path, wanted)
     remedy = "give a LeRobot folder (with meta/info.json), a LIBERO .hdf5 file or folder, or a .h5 file of ManiSkill"
     if near := _near(path):
-        remedy = f"give {' or '.join(map(str, near[:3]))}; several are given as data=[A,B]"
+        remedy = f"give {' or '.join(map(str, near[:3]))}; several are given as {wanted.key}=[A,B]"
     raise DatasetError(f"{path} holds no demonstrations of a known layout", remedy)
 
 

@@ -102,11 +102,13 @@ def _count(value: Any) -> int | None:
 
 
 def _own(run: str | None, config: Mapping[str, Any]) -> Iterator[Training]:
-    """Yields the trainings of the run itself: one for its own episodes, or one for each set of demonstrations."""
+    """Yields the trainings of the run itself: one for its own episodes, one for each set of demonstrations."""
     if task_of(config["runner"]["task_type"]).supervised:
         yield from (Training(run, _of_demonstrations(Path(path))) for path in config["data"]["train_data_paths"])
     else:
         yield Training(run, int(config.get("protocol", {}).get("held_out_states", 0)))
+        beside = config.get("algorithm", {}).get("replay", {}).get("demonstrations", [])
+        yield from (Training(run, _of_demonstrations(Path(path))) for path in beside)
 
 
 def _of_demonstrations(folder: Path) -> int | None:

@@ -1,8 +1,8 @@
 """Checks an exported folder by evaluation: the policy that is read from it against the checkpoint's, greedy, on equal
 starts.
 
-    checkpoint ─ restore ──────▶ policy ─▶ episodes ─▶ observations, actions, results
-    folder ─ open_export ──────▶ policy ─▶ episodes ─▶ results          same starts
+    checkpoint ─ load ─────────▶ policy ─▶ episodes ─▶ observations, actions, results
+    folder ─ load ─────────────▶ policy ─▶ episodes ─▶ results          same starts
                                      └───▶ actions ◀── observations     same observations
 
 "Verified" needs both: actions agree on the same observations, and success on the same starts does not differ by more
@@ -24,8 +24,7 @@ import torch
 from embodied.errors import ConfigError
 from embodied.export.observations import GREEDY, examples_of, spread
 from embodied.instructions import fields_of
-from embodied.learn.checkpoint import exported
-from embodied.learn.origin import restore
+from embodied.learn.checkpoint.exported import read_export
 from embodied.observe.statistics import Paired, paired
 from embodied.observe.terminal.console import Console
 from embodied.parallel.group import Group
@@ -44,6 +43,7 @@ from embodied.runtime.rollout.rollout import Job
 from embodied.runtime.wait_policy import cores_are_shared
 from embodied.schema import Config
 from embodied.schema.compose.compose import Composed, compose
+from embodied.serving.loading import load
 from embodied.types import ContinuousAction, EnvSpec, Episode, EpisodeResult, WorkerFacts
 
 EPISODES = 8  # unless ``episodes=N`` says otherwise
@@ -146,6 +146,7 @@ class VerifyRequest:
     sides: Sides
     episodes: int
     logs: Path  # folder for what the workers say
+    base: str | None = None  # address of the server of the policy that a head changes
 
 
 @contextmanager
@@ -172,18 +173,17 @@ def verify(checkpoint: Path, folder: Path, requested: VerifyRequest, console: Co
         ConfigError: nothing here can build a policy from the folder.
         EmbodiedError: what else keeps an evaluation from running.
     """
-    facts, place, side = exported.read_export(folder), torch.device(device), requested.sides.eval
-    within = TOLERANCES[facts.rounding]
+    within, place, side = TOLERANCES[read_export(folder).rounding], torch.device(device), requested.sides.eval
     reporter = Reporter(console, Group(), requested.composed.config.runner)
     plan = spread(side.spec, requested.episodes)
     run = _Runs(requested.composed.config, requested.sides, plan, requested.logs, reporter, place)
     with console.progress("loading the checkpoint", brief=True):
-        original = restore(checkpoint, place).policy
+        original = load(checkpoint, place, trust=True, base=requested.base).policy
     theirs = run.of_policy(original, "checkpoint", keep=True)
     under = _conditions(requested.composed.config, side, original, checkpoint, len(theirs.results))
     held_to = protocol(requested.composed, side, under, theirs.facts, original)
     with console.progress("loading the export", brief=True):
-        policy = exported.build(facts, folder, place, side.spec, trust=True).policy  # written just now
+        policy = load(folder, place, trust=True, base=requested.base).policy  # written just now
     ours = run.of_policy(policy, "export", keep=False)
     found = agreement(policy, theirs, side.spec, within, run.batch, place)
     success = paired([one.success for one in theirs.results], [one.success for one in ours.results])

@@ -255,8 +255,10 @@ def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_seal(file: Path, values: dict[str, Any]) -> dict[str, Any]:
-    """Checks the checksum that :func:`sealed` added, and returns the values without it; those without a checksum are
-    returned as they are.
+    """Checks the checksum that :func:`sealed` added, and returns the values without it.
+
+    Values without a checksum are returned as they are: an older version wrote none, and whoever edits a file on purpose
+    takes it out, as the fix says. A file that was cut has none either, but is no JSON any more (:func:`read_json`).
 
     Raises:
         DamagedCheckpointError: they are others.

@@ -33,6 +33,8 @@ TRUST = "trust"
 """Keyword argument of what runs machine code. The caller gives it, never the folder."""
 OWN_CODE = {"trust_remote_code": ("model_path",), "tokenizer_trust_remote_code": ("tokenizer_path", "model_path")}
 """Keyword argument that permits to run Python files of a folder → the arguments that name the folder."""
+ADDRESSES = ("url", "token_file", "ca_file")
+"""Keyword arguments that say where a policy server is, and how this program shows who it is."""
 HERE = "."
 """In a keyword argument of ``model``: the folder itself."""
 SERVE = "embodied.tools.serve --trust"
@@ -75,6 +77,27 @@ def check_trusted(target: str, keys: Mapping[str, Any], folder: Path, by_hand: s
             raise ConfigError(
                 f"{folder} permits to run Python files that came with the weights ({key})",
                 f"do not use it if it comes from strangers; if it is your own: {by_hand}",
+            )
+
+
+def check_addresses(keys: Mapping[str, Any], folder: Path) -> None:
+    """Checks that an exported folder names no server and no file of a secret: whoever uses it does. Observations and
+    tokens would go wherever it says.
+
+    Args:
+        keys: what builds its policy.
+
+    Raises:
+        ConfigError: it names one.
+    """
+    for name, value in keys.items():
+        if isinstance(value, Mapping):
+            check_addresses(value, folder)
+        elif name in ADDRESSES and value is not None:
+            raise ConfigError(
+                f"{folder} says of itself where a server is or which secret goes there ('{name}'), which no export "
+                "writes",
+                "do not use it if it comes from strangers; if it is your own, export its checkpoint again",
             )
 
 

@@ -101,6 +101,10 @@ METRICS: dict[str, str] = {
     "train/q_target_mean": "mean of what they should have said (learner sac)",
     "train/policy_entropy": "mean of minus the log-density of a chunk that the actor draws, nats (learner sac)",
     "train/temperature": "weight of the entropy after the iteration (learner sac)",
+    "train/demonstrations": "demonstrated chunks that updates draw from: those of files, and own records in which a "
+    "human intervened, count",
+    "train/demonstrations_clamped": "demonstrated chunks of files that lie beyond what the policy can do, so that the "
+    "nearest that it can stand in their place, share",
     "train/replay_entries": "records and last observations in the replay buffers of all processes, count",
     "train/records": "records that went forward and backward, each once whatever update_epoch is, count",
     "train/skipped_records": "records left out of the forward pass because their advantage is 0, count",

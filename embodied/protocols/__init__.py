@@ -36,7 +36,7 @@ from embodied.protocols.off_policy import CHUNK as CHUNK
 from embodied.protocols.off_policy import DEMONSTRATED as DEMONSTRATED
 from embodied.protocols.off_policy import ActorCritic as ActorCritic
 from embodied.protocols.off_policy import Critics as Critics
-from embodied.protocols.off_policy import ReadsActions as ReadsActions
+from embodied.protocols.off_policy import ReadsDemonstrations as ReadsDemonstrations
 from embodied.protocols.others import Cell as Cell
 from embodied.protocols.others import Reward as Reward
 from embodied.protocols.others import RewardModel as RewardModel

@@ -79,19 +79,28 @@ class ActorCritic(Protocol):
 
 
 @runtime_checkable
-class ReadsActions(Protocol):
-    """Interface of an :class:`ActorCritic` that can say which chunk would have given actions that others have chosen,
-    such as those of a human who overrode it (``EnvSpec.interventions``)."""
+class ReadsDemonstrations(Protocol):
+    """Interface of an :class:`ActorCritic` that learns from actions that others have chosen, too: demonstrations, and
+    those of a human who overrode it (``EnvSpec.interventions``)."""
 
     @property
     def reads_actions(self) -> bool:
         """Whether it can, as it was built."""
         ...
 
-    def chunks_of(self, actions: Tensor, records: Mapping[str, Tensor]) -> Tensor:
-        """Returns the chunks float32 [B, D] that come nearest to actions float32 [B, K, A] in the env's units.
+    def chunks_of(self, actions: Tensor, records: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Makes the chunks by which the policy would have acted so.
 
         Args:
-            records: the fields :meth:`ActorCritic.reads`, each [B, …].
+            actions: demonstrated ones [B, K, A], in the env's units.
+            records: those of the fields :meth:`ActorCritic.reads` that are of the decision, such as :data:`BASE`, as
+                the policy decides greedily at the demonstrated observation: [B, …].
+
+        Returns:
+            chunks float32 [B, D] in [−1, 1], and bool [B, K]: which actions are beyond what a chunk can do, so that the
+            nearest one stands in their place.
+
+        Raises:
+            ConfigError: actions do not tell chunks.
         """
         ...

@@ -30,6 +30,7 @@ groups: env, model, algorithm, runtime, tracker, experiment; +perturb=robot pert
   --cfg=origin      print where each of its values comes from, too, without secrets
   --config-dir DIR  look for group files in DIR too (DIR/env/my_task.yaml → env=my_task)
   --trust           CHECKPOINT is your own: it may name code that is not of this library
+  --base URL        of a head: server of the policy that it changes (actor.model.base.url)
   --help            this text
 keys: docs/configuration.md
 """
@@ -62,6 +63,9 @@ def parse_argv(argv: Sequence[str], entry: str) -> tuple[list[str], list[str], P
             folders.append(argument.partition("=")[2] or "(nothing)")
         elif argument == "--trust":
             overrides.append(f"{TRUST_KEY}=true")
+        elif argument == "--base" or argument.startswith("--base="):
+            url = argument.partition("=")[2] or next(arguments, None) or "(nothing)"
+            overrides.append(f"actor.model.base.url={url}")
         elif argument.startswith("-"):
             raise _unknown_option(argument)
         else:
@@ -73,7 +77,7 @@ def _unknown_option(argument: str) -> ConfigError:
     from embodied.schema.keys.groups import GROUPS
 
     name, equals, value = argument.lstrip("-").partition("=")
-    near = did_you_mean(argument, ["--help", "--cfg", "--config-dir", "--trust"])
+    near = did_you_mean(argument, ["--help", "--cfg", "--config-dir", "--trust", "--base"])
     if name in ("config-name", "cn"):
         fix = f"choose a file by its group, without --: experiment={value or 'NAME'}; its folder by --config-dir DIR"
     elif not near and (equals or "." in name or name in GROUPS):

@@ -43,7 +43,7 @@ from embodied.run.training import metrics
 from embodied.run.training.collector import Collector
 from embodied.run.training.fixed_lag import make_turns
 from embodied.run.training.iteration import Synchronous, processes_of
-from embodied.run.training.learner import make_learner
+from embodied.run.training.learner import make_learner, show_demonstrations
 from embodied.run.training.noise_advice import NoiseAdvice
 from embodied.runtime.signals import StopSignal
 
@@ -74,6 +74,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
             trainer = make_learner(config, sides, model, processes, folder, lambda: stop.wanted)
         if isinstance(trainer, ActorCriticLearner):
             opened.enter_context(closing(trainer))
+            show_demonstrations(trainer, checked, console)
         origin, saved = origin_of(config, side), cast(Saved, trainer)  # where there is none, nothing is saved
         saves = Saves(session.folder, config, saved, model.sharding, reporter, origin, processes)
         opened.enter_context(closing(saves))

@@ -15,7 +15,8 @@ a field's own name, e.g. ``images``            that field
 others with ``wrist`` in them, over REST       the second camera's picture, the third's, … in the order of the keys
 =============================================  =========================================================================
 
-``--map KEY=FIELD`` adds others. A key that fills nothing is ignored, unless it begins with ``embodied/``.
+``--map KEY=FIELD`` adds others; what it fills, no other key of a vla-eval observation fills. A key that fills nothing
+is ignored, unless it begins with ``embodied/``.
 """
 
 from __future__ import annotations

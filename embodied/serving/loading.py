@@ -60,9 +60,8 @@ def load(
     found, keys = find(str(folder)), keys or {}
     folder = found.folder
     if found.is_export:
-        if base is not None:
-            raise _no_head(folder)
         facts = exported.read_export(folder)
+        keys = {**keys, **export_base(facts.model, base, folder, keys)}
         if keys:
             target = str(facts.model.get("_target_", ""))
             if not trust:  # before anything that it names is imported
@@ -72,9 +71,7 @@ def load(
         return Loaded(*exported.build(facts, folder, device, trust=trust), f"{facts.format} export {folder}")
     origin = origin_of(folder, read_meta(folder))
     if base is not None:
-        if BASE not in origin.kwargs:
-            raise _no_head(folder)
-        keys = {**keys, BASE: served_base(origin.kwargs[BASE], base)}
+        keys = {**keys, **checkpoint_base(origin.kwargs, base, folder)}
         origin = replace(origin, kwargs={**origin.kwargs, BASE: keys[BASE]})
     elif not trust:
         check_base(origin.kwargs.get(BASE), folder)
@@ -85,11 +82,66 @@ def load(
     return Loaded(*restore(folder, device, keys), f"checkpoint {folder}")
 
 
+def checkpoint_base(kwargs: Mapping[str, Any], url: str, folder: Path) -> dict[str, Any]:
+    """Returns the argument with which a checkpoint's head asks the server ``url``.
+
+    Args:
+        kwargs: with which the checkpoint builds its policy.
+
+    Raises:
+        ConfigError: it is no head around another policy.
+    """
+    if BASE not in kwargs:
+        raise _no_head(folder)
+    return {BASE: served_base(kwargs[BASE], url)}
+
+
+def named_base(folder: Path, url: str | None) -> dict[str, Any]:
+    """Returns what of a checkpoint's arguments the command line names: nothing without ``url``.
+
+    Raises:
+        ConfigError: the checkpoint needs a server and none is named, or it needs none.
+    """
+    kwargs = origin_of(folder, read_meta(folder)).kwargs
+    if url is not None:
+        return checkpoint_base(kwargs, url, folder)
+    check_base(kwargs.get(BASE), folder)
+    return {}
+
+
 def served_base(own: Any, url: str) -> dict[str, Any]:
     """Returns the arguments of a head's base behind the server ``url``: of the folder's own those that say how a
     request is filled. Files that hold secrets are never taken from a folder."""
     kept = {name: value for name, value in dict(own or {}).items() if name in OF_REQUESTS}
     return {"url": url, **kept}
+
+
+def export_base(
+    model: Mapping[str, Any], url: str | None, folder: Path, given: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Returns the argument that names the base of an exported head whose base is behind a server; nothing for other
+    policies.
+
+    Args:
+        model: what builds the policy of the folder.
+        given: arguments in place of the folder's.
+
+    Raises:
+        ConfigError: no server is named, or one for a policy that asks none.
+    """
+    own = model.get(BASE)
+    waits = isinstance(own, Mapping) and "url" in own
+    if url is not None:
+        if not waits:
+            raise _no_head(folder)
+        assert isinstance(own, Mapping)
+        return {BASE: {**{name: value for name, value in own.items() if value is not None}, "url": url}}
+    if waits and BASE not in (given or {}):
+        raise ConfigError(
+            f"{folder} changes what a policy behind a server does, and that policy is not in the folder",
+            "serve the policy, and name its server: --base ws://HOST:PORT",
+        )
+    return {}
 
 
 def check_base(own: Any, folder: Path) -> None:
@@ -103,7 +155,7 @@ def check_base(own: Any, folder: Path) -> None:
 
 def _no_head(folder: Path) -> ConfigError:
     return ConfigError(
-        f"--base names the policy that a head changes, and {folder} is a policy of its own", "leave --base out"
+        f"--base names the server of the policy that a head changes, and {folder} asks no server", "leave --base out"
     )
 
 

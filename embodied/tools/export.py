@@ -87,6 +87,9 @@ def _arguments() -> argparse.ArgumentParser:
         "--verify", nargs="+", metavar="KEY=VALUE",
         help="evaluate what was written beside the checkpoint, e.g. --verify env=libero_spatial episodes=4",
     )  # fmt: skip
+    parser.add_argument(
+        "--base", metavar="URL", help="of a head: server of the policy that it changes, e.g. ws://127.0.0.1:8000"
+    )
     parser.add_argument("--config-dir", action="append", default=[], help="folder with more group files, for --verify")
     return parser
 
@@ -129,9 +132,10 @@ def _carry_out(given: argparse.Namespace, console: Console) -> int:
         checkpoint = _checkpoint(given.checkpoint)
         lines = run(
             checkpoint, given.format, out, given.dtype, given.device, given.observations, options, console,
-            given.evaluation,
+            given.evaluation, given.base,
         )  # fmt: skip
         print(*lines, sep="\n")
+        wanted = None if wanted is None else replace(wanted, base=given.base)
         return 0 if wanted is None else _verified(checkpoint, out, wanted, console, given.device)
 
 
@@ -166,6 +170,7 @@ def _bytes(text: str) -> int:
 def run(
     checkpoint: Path, kind: str, out: Path, dtype: str = "fp32", device: str = "cpu", observations: int = 0,
     options: dict[str, Any] | None = None, console: Console | None = None, evaluations: Sequence[str] = (),
+    base: str | None = None,
 ) -> list[str]:  # fmt: skip
     """Exports a checkpoint's policy into ``out`` in the format ``kind``; returns lines to print.
 
@@ -173,6 +178,7 @@ def run(
         observations: how many of the checkpoint's env are taken to measure on.
         options: as :meth:`embodied.protocols.Exports.export` takes them.
         evaluations: of the checkpoint, for the card.
+        base: address of the server of the policy that the checkpoint's head changes.
 
     Raises:
         CheckpointError: there is no checkpoint, or ``out`` holds files already.
@@ -186,6 +192,7 @@ def run(
         from embodied.learn.origin import restore
         from embodied.learn.step.device import device_named
         from embodied.parallel.modes import without_dropout
+        from embodied.serving.loading import named_base
 
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise CheckpointError(f"{out} is not empty", "give a new folder in --out; nothing is overwritten")
@@ -193,7 +200,7 @@ def run(
     meta = read_meta(checkpoint)
     results = evaluations_of(checkpoint, meta, evaluations)
     with console.progress("loading the checkpoint", brief=True):
-        policy, env = restore(checkpoint, device)
+        policy, env = restore(checkpoint, device, named_base(checkpoint, base))
     if not isinstance(policy, Exports):
         raise ConfigError(
             f"{type(policy).__name__} cannot be exported: it offers no format",

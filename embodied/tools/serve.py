@@ -165,7 +165,7 @@ async def serve(
         for name in fields_of(env):
             print(f"  {name}: {env.obs[name].dtype} {list(env.obs[name].shape)}")
         print(f"  cameras: {', '.join(env.cameras) or 'none'}; {env.control_hz:g} control steps a second")
-        print(f"  vla-eval's observations at {vla_eval.PATH}: {vla_eval.described(env, server.reader.keys)}")
+        print(f"  vla-eval's observations at {vla_eval.PATH}: {vla_eval.described(env, server.reader.renamed)}")
         at = f"{f'[{options.host}]' if ':' in options.host else options.host}:{port}"
         print(f"ready: ws{secure}://{at}, http{secure}://{at}/act, ws{secure}://{at}{vla_eval.PATH}", flush=True)
         await ended.wait()

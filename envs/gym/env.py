@@ -278,9 +278,8 @@ class GymEnv:
                 self._mapped.check_end(sim.values)
         else:
             sim.step(action)
-        ended = sim.ended or (self._solved and self._end_on_success)
-        progress = self._mapped.progress_of(sim.values, self._solved)
-        return StepResult(progress, ended, self._solved, intervention=intervention)
+        result = self._mapped.result_of(sim.values, self._solved, self._end_on_success)
+        return result if intervention is None else result._replace(intervention=intervention)
 
     def observe(self, out: Obs) -> None:
         values = self._sim.values

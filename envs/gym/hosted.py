@@ -20,6 +20,7 @@ from embodied.protocols import Env, HasProgressFeatures
 from embodied.types import DiscreteAction, Obs, Start, StepResult
 
 _STARTS = "starts"
+SAID = 4  # numbers that a step says
 
 
 class SlotError(Exception):
@@ -42,16 +43,16 @@ class SlotError(Exception):
 class SlotEnv(gymnasium.Env[np.ndarray, Any]):
     """Wraps one slot as a gymnasium env, so that gymnasium.vector can host it.
 
-    Its observation is what a step says, float64 [3]: reward, terminated, success. The end of an episode is said there
-    and not by Gymnasium's flags, on which a vector env would reset the slot by itself and without a seed. Pictures and
-    state are asked for by :meth:`look`.
+    Its observation is what a step says, float64 [4]: reward, terminated, success, truncated. The end of an episode is
+    said there and not by Gymnasium's flags, on which a vector env would reset the slot by itself and without a seed.
+    Pictures and state are asked for by :meth:`look`.
     """
 
     def __init__(self, slot: Env, number: int) -> None:
         self._slot, self._number = slot, number
-        self._said = np.zeros(3)
+        self._said = np.zeros(SAID)
         spaces, action = gymnasium.spaces, slot.spec.action
-        self.observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
+        self.observation_space = spaces.Box(-np.inf, np.inf, (SAID,), np.float64)
         one = (
             spaces.Discrete(action.num_actions)
             if isinstance(action, DiscreteAction)
@@ -64,14 +65,14 @@ class SlotEnv(gymnasium.Env[np.ndarray, Any]):
         start = options[_STARTS].get(self._number)
         if start is not None:
             _tell(partial(self._slot.reset, start))
-            self._said = np.zeros(3)
+            self._said = np.zeros(SAID)
         return self._said, {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Makes a step if the slot is active; else does nothing."""
         if action["active"]:
             result = _tell(partial(self._slot.step, np.asarray(action["action"])))
-            self._said = np.array([result.reward, result.terminated, result.success], np.float64)
+            self._said = np.array([result.reward, result.terminated, result.success, result.truncated], np.float64)
         return self._said, 0.0, False, False, {}
 
     def look(self, slots: Sequence[int]) -> dict[str, np.ndarray] | None:
@@ -128,7 +129,10 @@ class HostedBatch:
 
     def step(self, actions: np.ndarray, active: np.ndarray) -> Sequence[StepResult]:
         said = self._ask(lambda: self._env.step({"active": active.astype(np.int64), "action": actions}))[0]
-        return [StepResult(float(reward), bool(ended), bool(solved)) for reward, ended, solved in said]
+        return [
+            StepResult(float(reward), bool(ended), bool(solved), truncated=bool(cut_off))
+            for reward, ended, solved, cut_off in said
+        ]
 
     def observe(self, slots: Sequence[int], outs: Sequence[Obs]) -> None:
         seen = self._ask(lambda: self._env.call("look", tuple(slots)))

@@ -230,9 +230,7 @@ class VectorBatch:
             self._solved[slot] = self._mapped.success.holds(values)
             if self._copies.ended[slot]:
                 self._mapped.check_end(values)
-        solved = self._solved[slot]
-        ended = self._copies.ended[slot] or (solved and self._end_on_success)
-        return StepResult(self._mapped.progress_of(values, solved), ended, solved)
+        return self._mapped.result_of(values, self._solved[slot], self._end_on_success)
 
     def observe(self, slots: Sequence[int], outs: Sequence[Obs]) -> None:
         pictures = self._copies.pictures() if self._mapped.renders else None

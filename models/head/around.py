@@ -19,16 +19,19 @@ import torch
 from torch import Tensor
 
 from embodied.errors import unknown_name
-from embodied.protocols import CHUNK, AnswersLater, NamesWeights
+from embodied.protocols import CHUNK, AnswersLater, NamesWeights, Policy
 from embodied.types import EnvSpec, PolicySpec, Sampling
 
 from .base import check_state, make_base, state_of
+from .files import open_head
 from .latent import Latent
 from .policy import TASK, HeadPolicy
 from .residual import FRONT, Residual
 
 HEADS = ("residual", "noise")
 """Values of ``actor.model.head`` that need a base."""
+OF_HEADS = ("head", "residual_scale", "noise_bound", "noise_width")
+"""Arguments of :func:`around_base` that are not those of :class:`HeadPolicy`."""
 
 
 class HeadAround(HeadPolicy):
@@ -47,7 +50,8 @@ class HeadAround(HeadPolicy):
         super().__init__(num_action_chunks=1 if num_action_chunks is None else num_action_chunks, **others)
         self._as_base = num_action_chunks is None
         self.head: Residual | Latent = head
-        self._env: EnvSpec | None = None
+        self.folder_of_base: str | None = None  # the exported folder that it lies in
+        self._checked = False  # against what the head was exported with
 
     @property
     def base(self) -> Any:
@@ -63,7 +67,7 @@ class HeadAround(HeadPolicy):
 
     @property
     def reads_actions(self) -> bool:
-        """See :attr:`embodied.protocols.ReadsActions.reads_actions`: nobody knows which noise gives an action."""
+        """See :attr:`embodied.protocols.ReadsDemonstrations.reads_actions`: no action tells its noise."""
         return not isinstance(self.head, Latent)
 
     def train(self, mode: bool = True) -> HeadAround:
@@ -78,8 +82,9 @@ class HeadAround(HeadPolicy):
         if self._as_base:
             self._chunk = self.base.spec.num_action_chunks
         super().bind(env)
-        if self._env is None:
-            self._env = env
+        if self._saved is not None and not self._checked:
+            check_state(self.base, env, self._saved.extra)
+            self._checked = True
 
     def _make(self, env: EnvSpec, state: tuple[int, ...], pictures: tuple[int, ...]) -> None:
         super()._make(env, state, pictures)
@@ -102,6 +107,10 @@ class HeadAround(HeadPolicy):
         """See :meth:`embodied.protocols.Policy.probe`: the base looks."""
         told = {name.removeprefix(FRONT): field for name, field in obs.items() if name.startswith(FRONT)}
         return self.base.probe({**{name: f for name, f in obs.items() if not name.startswith(FRONT)}, **told})
+
+    def again(self, model_path: str, base: Any = None) -> HeadAround:
+        """Builds this policy with the weights of the folder ``model_path``, around the policy ``base``."""
+        return around(base, {name: value for name, value in self.keys.items() if name != "base"}, model_path)
 
     def extra_state(self) -> Mapping[str, str]:
         """See :meth:`embodied.protocols.HasExtraState.extra_state`: what identifies the base, and its own state."""
@@ -195,18 +204,19 @@ class HeadAroundLater(HeadAround):
 
 
 def around_base(
-    *, base: Mapping[str, Any], head: str = "residual", residual_scale: float | Sequence[float] = 0.1,
+    *, base: Mapping[str, Any] | None = None, head: str = "residual", residual_scale: float | Sequence[float] = 0.1,
     noise_bound: float = 2.0, noise_width: int | None = None, num_action_chunks: int | None = None,
     hidden: int = 256, layers: int = 2, critics: int = 2,
-    critic_layer_norm: bool = True, pictures: bool = False, picture_width: int = 64,
+    critic_layer_norm: bool = True, pictures: bool = False, picture_width: int = 64, picture_side: int | None = None,
     state_low: Sequence[float] | None = None, state_high: Sequence[float] | None = None, temperature: float = 1.0,
-    seed: int = 0,
+    seed: int = 0, model_path: str | None = None,
 ) -> HeadAround:  # fmt: skip
     """Builds a head around a frozen policy.
 
     Args:
         base: the policy: ``url`` of its server and other keys of :func:`embodied.models.served.build_policy`; or
-            ``folder`` of its checkpoint, run or export; or ``_target_`` and the keys of what builds it.
+            ``folder`` of its checkpoint, run or export; or ``_target_`` and the keys of what builds it. None = the one
+            that lies in ``model_path``.
         head: residual = a bounded change of the base's actions; noise = that with which a flow policy begins.
         residual_scale: the largest change, in halves of the range of the actions: one number, or one for each
             dimension; 0 leaves a dimension, such as a gripper, to the base.
@@ -221,22 +231,53 @@ def around_base(
         critic_layer_norm: normalise the numbers of the critics' hidden layers (arXiv 2302.02948).
         pictures: read the pictures, too.
         picture_width: numbers that the encoder makes of them.
+        picture_side: pixels of a side to which they are averaged first; None = they are read as they are.
         state_low, state_high: bounds of the state [S], which are read as −1 and 1; None = the state as it is.
         temperature: weight of the entropy at first.
         seed: of the first weights.
+        model_path: folder of an exported head, whose weights it begins with; None = made at random.
 
     Raises:
+        CheckpointError: ``model_path`` holds no head, or is damaged.
         ConfigError: a value that cannot be.
     """
     if head not in HEADS:
         raise unknown_name("head", head, HEADS, "actor.model.head")
-    if head == "noise" and base.get("url") is not None and base.get("_target_") is None:
+    keys = {
+        "head": head, "residual_scale": residual_scale, "noise_bound": noise_bound, "noise_width": noise_width,
+        "num_action_chunks": num_action_chunks, "hidden": hidden, "layers": layers, "critics": critics,
+        "critic_layer_norm": critic_layer_norm, "pictures": pictures, "picture_width": picture_width,
+        "picture_side": picture_side, "state_low": state_low, "state_high": state_high, "temperature": temperature,
+        "seed": seed,
+    }  # fmt: skip
+    within = None if model_path is None else open_head(model_path).base
+    if within is not None and not any(value is not None for value in (base or {}).values()):
+        base = {"folder": within}
+    else:
+        within = None
+    if head == "noise" and base is not None and base.get("url") is not None and base.get("_target_") is None:
         base = {**base, "send_noise": True}
-    frozen = make_base(base)
-    made = Residual(frozen, residual_scale) if head == "residual" else Latent(frozen, noise_bound, noise_width)
+    made = around(make_base(base), keys, model_path)
+    made.keys = {**made.keys, "base": base}
+    made.folder_of_base = within
+    return made
+
+
+def around(frozen: Policy, keys: Mapping[str, Any], model_path: str | None) -> HeadAround:
+    """Builds a head around a policy that is built already. Arguments are those of :func:`around_base`.
+
+    Raises:
+        CheckpointError, ConfigError: as :func:`around_base`.
+    """
+    own = {name: _plain(value) for name, value in keys.items()}
+    head, scale, bound, width = (own.pop(name) for name in OF_HEADS)
+    made = Residual(frozen, scale) if head == "residual" else Latent(frozen, bound, width)
     kind = HeadAroundLater if isinstance(frozen, AnswersLater) else HeadAround
-    return kind(
-        made, num_action_chunks, hidden=hidden, layers=layers, critics=critics,
-        critic_layer_norm=critic_layer_norm, pictures=pictures, picture_width=picture_width, state_low=state_low,
-        state_high=state_high, temperature=temperature, seed=seed,
-    )  # fmt: skip
+    policy = kind(made, **own, model_path=model_path)
+    policy.keys = {name: _plain(value) for name, value in keys.items()}
+    return policy
+
+
+def _plain(value: Any) -> Any:
+    """A sequence as a list of numbers, which JSON holds."""
+    return [*value] if isinstance(value, Sequence) and not isinstance(value, str) else value

@@ -58,8 +58,8 @@ class Head(Protocol):
         ...
 
     def chunk(self, actions: Tensor, fields: Mapping[str, Tensor]) -> Tensor:
-        """Makes the chunks [B, D] of which :meth:`actions` makes ``actions`` [B, K, A]. What cannot be reached is
-        clipped."""
+        """Makes the chunks [B, D] of which :meth:`actions` makes ``actions`` [B, K, A]. Numbers beyond [−1, 1] are
+        actions that no chunk reaches."""
         ...
 
 
@@ -112,4 +112,4 @@ class FromScratch(nn.Module):
 
     def chunk(self, actions: Tensor, fields: Mapping[str, Tensor]) -> Tensor:
         share = (actions - self.low) / (self.high - self.low)
-        return (2 * share - 1).clamp(-1, 1).flatten(1)
+        return (2 * share - 1).flatten(1)

@@ -111,5 +111,5 @@ class Latent(nn.Module):
     def chunk(self, actions: Tensor, fields: Mapping[str, Tensor]) -> Tensor:
         raise ConfigError(
             "a demonstration does not say with which noise the base would have made its actions",
-            "train the head with algorithm=sac",
+            "leave algorithm.replay.demonstrations out, or set actor.model.head=residual",
         )

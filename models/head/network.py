@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 LOG_STD = (-20.0, 2.0)  # range of the logarithm of a standard deviation
+SMALLEST = 4  # pixels of a side that are left to tell where something is
 
 
 class Actor(nn.Module):
@@ -63,13 +64,21 @@ class Ensemble(nn.Module):
 
 
 class Pictures(nn.Module):
-    """Maps pictures uint8 [B, C, H, W, 3] to ``width`` numbers, float32 [B, width]; all cameras are read together."""
+    """Maps pictures uint8 [B, C, H, W, 3] to ``width`` numbers, float32 [B, width]; all cameras are read together.
 
-    def __init__(self, shape: tuple[int, ...], width: int) -> None:
+    Args:
+        side: pixels of a side to which pictures are averaged before the network reads them; None = none are.
+    """
+
+    def __init__(self, shape: tuple[int, ...], width: int, side: int | None = None) -> None:
         super().__init__()
         cameras, height, across, colours = shape
+        self._shape = None if side is None else (min(side, height), min(side, across))
+        height, across = self._shape or (height, across)
         parts: list[nn.Module] = []
         for channels in (cameras * colours, 32, 32, 32):
+            if side is not None and parts and min(height, across) <= SMALLEST:
+                break
             parts += [nn.Conv2d(channels, 32, 3, stride=2, padding=1), nn.ReLU()]
             height, across = -(-height // 2), -(-across // 2)
         self.body = nn.Sequential(*parts)
@@ -77,6 +86,8 @@ class Pictures(nn.Module):
 
     def forward(self, pictures: Tensor) -> Tensor:
         pixels = pictures.permute(0, 1, 4, 2, 3).flatten(1, 2).float() / 255 - 0.5
+        if self._shape is not None:
+            pixels = F.adaptive_avg_pool2d(pixels, self._shape)
         numbers = self.out(self.body(pixels).flatten(1))
         return F.layer_norm(numbers, numbers.shape[-1:]).tanh()
 

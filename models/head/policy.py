@@ -16,6 +16,7 @@ import copy
 import math
 import zlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from embodied.errors import ConfigError, SpecMismatchError
-from embodied.protocols import BASE, CHUNK, Critics
+from embodied.protocols import BASE, CHUNK, Critics, Examples, Exported
 from embodied.types import (
     ArraySpec,
     ContinuousAction,
@@ -36,13 +37,17 @@ from embodied.types import (
 )
 
 from . import squashed
+from .bounds import bounds_of, plain
+from .files import HeadFolder, open_head
 from .from_scratch import FromScratch, Head
 from .network import Actor, Ensemble, Judges, Pictures
 
 HEADS: Mapping[str, type[Any]] = {"from_scratch": FromScratch}
 """``actor.model.head`` → class of the head."""
+FORMATS = {"hf": "a head: actor and critics as safetensors, and its base if that is ours"}
 TASK = "task"
 WORDS = 16  # numbers of the vector of a sentence
+ROUNDING = 1e-4  # share of the range by which an action may lie beyond it
 ROWS = 64  # sentences that have a vector of their own
 
 
@@ -59,14 +64,19 @@ class HeadPolicy(nn.Module):
         critic_layer_norm: normalise the numbers of the critics' hidden layers (arXiv 2302.02948).
         pictures: read the pictures, too.
         picture_width: numbers that the encoder makes of them.
+        picture_side: pixels of a side to which they are averaged first: 16 in place of 64 takes a sixteenth of the
+            time; null = they are read as they are.
         state_low, state_high: bounds of the state [S], which are read as −1 and 1; null = the state as it is.
         temperature: weight of the entropy at first.
         seed: of the first weights.
+        model_path: folder of an exported head, whose weights it begins with; null = made at random.
 
     Raises:
+        CheckpointError: ``model_path`` holds no head, or is damaged.
         ConfigError: a size that is no whole number above 0, or an unknown head.
     """
 
+    export_formats = FORMATS  # see embodied.protocols.Exports
     low: Tensor
     width: Tensor
     words: Tensor
@@ -74,13 +84,14 @@ class HeadPolicy(nn.Module):
     def __init__(
         self, head: str = "from_scratch", num_action_chunks: int = 1, hidden: int = 256, layers: int = 2,
         critics: int = 2, critic_layer_norm: bool = True, pictures: bool = False, picture_width: int = 64,
-        state_low: Sequence[float] | None = None, state_high: Sequence[float] | None = None, temperature: float = 1.0,
-        seed: int = 0,
+        picture_side: int | None = None, state_low: Sequence[float] | None = None,
+        state_high: Sequence[float] | None = None, temperature: float = 1.0, seed: int = 0,
+        model_path: str | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         sizes = {
             "num_action_chunks": num_action_chunks, "hidden": hidden, "layers": layers, "critics": critics,
-            "picture_width": picture_width,
+            "picture_width": picture_width, "picture_side": 1 if picture_side is None else picture_side,
         }  # fmt: skip
         for name, value in sizes.items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -95,10 +106,18 @@ class HeadPolicy(nn.Module):
             raise ConfigError(
                 f"actor.model.temperature is {temperature!r}, expected a number above 0", "set it, e.g. to 1.0"
             )
+        self.keys: Mapping[str, Any] = {  # that build it again
+            "head": head, **sizes, "picture_side": picture_side, "critic_layer_norm": critic_layer_norm,
+            "pictures": pictures, "state_low": plain(state_low), "state_high": plain(state_high),
+            "temperature": temperature, "seed": seed,
+        }  # fmt: skip
+        self._saved: HeadFolder | None = None if model_path is None else open_head(model_path)
         self._chunk, self._sizes, self._seed = num_action_chunks, (hidden, layers), seed
         self._ensemble, self._picture_width = (critics, critic_layer_norm), picture_width if pictures else 0
-        self._bounds = _bounds(state_low, state_high)
+        self._picture_side = picture_side
+        self._bounds = bounds_of(state_low, state_high)
         self._made_for: tuple[Any, ...] | None = None
+        self._env: EnvSpec | None = None  # the first one
         self._tasks: Sequence[str] = ()
         self._uniform = False
         self._reads: Sequence[str] = ()
@@ -128,7 +147,9 @@ class HeadPolicy(nn.Module):
         sizes = (state, pictures, self.head.chunk_size)
         if self._made_for is None:
             self._make(env, state, pictures)
-            self._made_for = sizes
+            if self._saved is not None:
+                self._saved.fill(self)
+            self._made_for, self._env = sizes, env
         elif sizes != self._made_for:
             raise SpecMismatchError(
                 f"the env has state, pictures and numbers of a chunk {sizes}; the policy was made for {self._made_for}",
@@ -154,7 +175,8 @@ class HeadPolicy(nn.Module):
             self.actor = Actor(read, self.head.chunk_size, hidden, layers)
             count, layer_norm = self._ensemble
             ensemble = Ensemble(read + self.head.chunk_size, count, hidden, layers, layer_norm)
-            self.critic = Judges(ensemble, Pictures(pictures, self._picture_width) if pictures else None)
+            encoder = Pictures(pictures, self._picture_width, self._picture_side) if pictures else None
+            self.critic = Judges(ensemble, encoder)
         with torch.no_grad():
             self.actor.out.weight *= 0.1  # at first chunks are about uniform, and hardly depend on what is read
         self.target = copy.deepcopy(self.critic).requires_grad_(False)
@@ -281,20 +303,36 @@ class HeadPolicy(nn.Module):
             parts.append(records[BASE])
         return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
-    # -- demonstrations, counting ------------------------------------------------------------------------------------
+    # -- demonstrations, exports, counting ---------------------------------------------------------------------------
 
     def encode_actions(self, actions: Tensor) -> Mapping[str, Tensor]:
         """Encodes actions [B, K, A] as chunks float32 [B, D]."""
-        return {CHUNK: self.head.chunk(actions, {})}
+        return {CHUNK: self.chunks_of(actions, {})[0]}
+
+    def chunks_of(self, actions: Tensor, records: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """See :meth:`embodied.protocols.ReadsDemonstrations.chunks_of`."""
+        wanted = self.head.chunk(actions, records)
+        beyond = wanted.abs() > 1 + ROUNDING
+        return wanted.clamp(-1, 1), beyond.unflatten(1, (self._chunk, -1)).any(-1)
+
+    def export(
+        self, kind: str, folder: Path, dtype: str, examples: Examples, options: Mapping[str, Any]
+    ) -> Exported:  # fmt: skip
+        """Writes the policy in one of the export formats. See :meth:`embodied.protocols.Exports.export`."""
+        from .export import export_head
+
+        assert kind in self.export_formats
+        assert self._env is not None, "bind(env) comes first"
+        return export_head(self, self._env, folder, dtype, examples, options)
+
+    def again(self, model_path: str, base: Any = None) -> Any:
+        """Builds this policy with the weights of the folder ``model_path``. ``base``: see :mod:`.around`."""
+        return HeadPolicy(**self.keys, model_path=model_path)
 
     @property
     def reads_actions(self) -> bool:
-        """See :attr:`embodied.protocols.ReadsActions.reads_actions`."""
+        """See :attr:`embodied.protocols.ReadsDemonstrations.reads_actions`."""
         return True
-
-    def chunks_of(self, actions: Tensor, records: Mapping[str, Tensor]) -> Tensor:
-        """See :meth:`embodied.protocols.ReadsActions.chunks_of`."""
-        return self.head.chunk(actions, records)
 
     def flops(self, records: Mapping[str, np.ndarray], training: bool) -> np.ndarray:
         """Counts the actor's FLOPs when it acts. Those of an update are critics' as well: one pass of theirs and of the
@@ -308,18 +346,3 @@ class HeadPolicy(nn.Module):
         counts = {part: sum(p.numel() for p in getattr(self, part).parameters()) for part in ("actor", "critic")}
         told = {f"parameters of the {part}": str(count) for part, count in counts.items()}
         return {"model": "actor and critics", "critics": str(self._ensemble[0]), **told}
-
-
-def _bounds(low: Sequence[float] | None, high: Sequence[float] | None) -> tuple[list[float], list[float]] | None:
-    """Returns the bounds of a state, as they were given. Raises :class:`ConfigError`: they are no bounds."""
-    if low is None and high is None:
-        return None
-    found = [float(value) for value in low or ()], [float(value) for value in high or ()]
-    finite = all(math.isfinite(value) for part in found for value in part)
-    if len(found[0]) != len(found[1]) or not finite or any(a >= b for a, b in zip(*found, strict=True)):
-        raise ConfigError(
-            f"actor.model.state_low is {low} and actor.model.state_high {high}, expected as many finite numbers in "
-            "both, each of the first below that of the second",
-            "change them, or set both to null",
-        )
-    return found

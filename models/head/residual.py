@@ -140,10 +140,11 @@ class Residual(nn.Module):
         if BASE not in fields:
             raise ConfigError(
                 "a residual is a change of what the base does, and demonstrations do not say what it would have done",
-                "train the head with algorithm=sac, or clone demonstrations with a policy of its own",
+                "train the head with algorithm=sac and algorithm.replay.demonstrations, or clone demonstrations with a "
+                "policy of its own",
             )
         base = (fields[BASE].unflatten(1, self._shape) + 1) / 2 * (self.high - self.low) + self.low
-        return ((actions - base)[..., self.where] / self.limit).clamp(-1, 1).flatten(1)
+        return ((actions - base)[..., self.where] / self.limit).flatten(1)
 
 
 def scales_of(scale: Any) -> Sequence[float]:

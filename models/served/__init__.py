@@ -9,6 +9,7 @@ here that could be trained. Importing this package does not import torch.
 | ``dialects/`` | protocols of servers, a module each |
 | ``crew.py`` | connections, each with a thread: asks, connects anew, gives up |
 | ``mapping.py``, ``mappings/`` | what fills a request, and how its answer is read, in YAML; those that are ready |
+| ``secret.py`` | the server's token |
 | ``fit.py`` | whether the server and its answers fit the env |
 | ``fingerprint.py`` | whether what answers is what answered first |
 """

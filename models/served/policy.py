@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,8 +24,8 @@ from .dialects import Address, Line, Question, Told, dialect
 from .fingerprint import Fingerprint, alike, facts_of
 from .fit import check_told, read_actions
 from .mapping import Fill, Mapped, read
+from .secret import read_token
 
-TOKEN_VARIABLE = "EMBODIED_SERVE_TOKEN"
 TEXT = "instruction_text"  # field of encode_instructions: UTF-8, filled up with zeros
 NOISE = 2  # numbers of 24 bits each, which name the session of a question
 PATIENCE_S = 0.5
@@ -184,11 +182,29 @@ class ServedPolicy(nn.Module):
     # -- answers -----------------------------------------------------------------------------------------------------
 
     def act(self, obs: Mapping[str, Tensor], noise: Tensor, sampling: Sampling) -> Decision:
-        """See :meth:`embodied.protocols.Policy.act`. Asks for all, and waits for all."""
+        """See :meth:`embodied.protocols.Policy.act`. Asks for all, and waits for all. One observation is asked about in
+        this thread: each thread that a question passes through may wait for a core."""
         assert self._env is not None
         arrays = {name: obs[name].cpu().numpy() for name in fields_of(self._env)}
         texts = [row.tobytes().rstrip(b"\0").decode(errors="replace") for row in obs[TEXT].cpu().numpy()]
-        drawn, numbers = noise.cpu().numpy(), [next(self._numbers) for _ in texts]
+        drawn = noise.cpu().numpy()
+        if len(texts) == 1:
+            one = {name: array[0] for name, array in arrays.items()}
+            question = self._question(one, texts[0], drawn[0], sampling, None, copied=False)
+            found = self._crew.direct(lambda line: line.infer([question], time.monotonic() + self.address.timeout_s))
+            decisions = [self._decision(found[0])]
+        else:
+            decisions = self._asked_apart(arrays, texts, drawn, sampling)
+        return Decision({
+            name: torch.from_numpy(np.stack([one[name] for one in decisions])).to(noise.device)
+            for name in self.spec.decision
+        })  # fmt: skip
+
+    def _asked_apart(
+        self, arrays: Mapping[str, np.ndarray], texts: Sequence[str], drawn: np.ndarray, sampling: Sampling
+    ) -> list[dict[str, np.ndarray]]:
+        """Asks about several observations at once, over several connections; returns their decisions."""
+        numbers = [next(self._numbers) for _ in texts]
         for row, (number, text) in enumerate(zip(numbers, texts, strict=True)):
             self.ask(number, {name: array[row] for name, array in arrays.items()}, text, drawn[row], sampling)
         found: dict[int, np.ndarray] = {}
@@ -202,11 +218,7 @@ class ServedPolicy(nn.Module):
         finally:
             for number in numbers:
                 self.forget(number)
-        decisions = [self._decision(found[number]) for number in numbers]
-        return Decision({
-            name: torch.from_numpy(np.stack([one[name] for one in decisions])).to(noise.device)
-            for name in self.spec.decision
-        })  # fmt: skip
+        return [self._decision(found[number]) for number in numbers]
 
     def ask(
         self, number: int, obs: Mapping[str, np.ndarray], instruction: str, noise: np.ndarray, sampling: Sampling,
@@ -217,14 +229,17 @@ class ServedPolicy(nn.Module):
 
     def _question(
         self, obs: Mapping[str, np.ndarray], instruction: str, noise: np.ndarray, sampling: Sampling,
-        place: tuple[int, int] | None,
+        place: tuple[int, int] | None, copied: bool = True,
     ) -> Question:  # fmt: skip
+        """Makes a question. ``copied``: its arrays are its own, as the observation may change before it is sent."""
         named = noise if self._sent is None else np.zeros(NOISE)
         high, low = (int(number * (1 << 24)) for number in named)
         brought = None if self._sent is None else np.array(noise, np.float32)
         if self._fills is None:
             assert self._env is not None
-            request: dict[str, Any] = {name: np.array(obs[name]) for name in fields_of(self._env)}
+            request: dict[str, Any] = {
+                name: np.array(obs[name]) if copied else obs[name] for name in fields_of(self._env)
+            }
             request["prompt"] = instruction
         else:
             request = {key: fill(obs, instruction) for key, fill in self._fills.items()}
@@ -315,7 +330,7 @@ def build(
             raise ConfigError(f"actor.model.{name} is {count!r}", "give a whole number from 1")
     known, connect = dialect(protocol, url)
     mapped = read(mapping)
-    address = Address(url, _token(token_file), ca_file, float(timeout_s))
+    address = Address(url, read_token(token_file), ca_file, float(timeout_s))
     made: list[ServedPolicy] = []
     crew = Crew(
         connect, address, connections, Patience(connect_s, reconnect_s), lambda line: made[0].verify(line)
@@ -324,14 +339,3 @@ def build(
     chunk = chunk or (mapped.take if mapped else None) or told.num_action_chunks
     made.append(ServedPolicy(address, known, crew, told, mapped, chunk, send_noise))
     return made[0]
-
-
-def _token(file: str | None) -> str | None:
-    if file is None:
-        return os.environ.get(TOKEN_VARIABLE, "").strip() or None
-    try:
-        return Path(file).expanduser().read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"actor.model.token_file {file} cannot be read: {error}", "give the file that the server was started with"
-        ) from error

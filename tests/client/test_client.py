@@ -18,7 +18,7 @@ import pytest
 from stub_server import METADATA, counting, cut, stub_server
 
 from embodied.client import Client, wire
-from embodied.client.tls import tls_context
+from embodied.client.tls import certificate_fix, tls_context
 from embodied.errors import ConfigError, ServerLostError, ServerRefusedError, WireError
 
 
@@ -204,6 +204,20 @@ def test_with_tls_the_server_s_certificate_is_checked(tmp_path, often_switching)
             assert time.monotonic() - began < 30
         with pytest.raises(ServerRefusedError, match=r"certificate(.|\n)*ca_file"):
             Client(server.url)
+        with pytest.raises(ServerRefusedError, match=r"certificate") as refused:
+            Client(server.url.replace("127.0.0.1", "localhost"), ca_file=certificate)
+        assert "name for which the certificate was made in the URL" in refused.value.remedy
+        assert "ca_file" not in refused.value.remedy
+
+
+@pytest.mark.parametrize("code", [9, 10, 24, 26])
+def test_another_authority_is_no_fix_for_a_certificate_with_another_fault(code):
+    error = ssl.SSLCertVerificationError()
+    error.verify_code = code
+    fix = certificate_fix(error, "the URL", "ca_file")
+    assert "certificate" in fix
+    assert "ca_file" not in fix
+    assert ("clock" in fix) == (code in (9, 10))
 
 
 def test_with_tls_a_silent_server_is_given_up_at_the_deadline(tmp_path):

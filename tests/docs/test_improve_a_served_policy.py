@@ -75,10 +75,18 @@ def test_a_served_policy_is_improved_and_served_again(tmp_path: Path) -> None:
             command = command.replace(written, port)
         return command
 
-    serve, train, judge, proxy = map(here, commands(PAGE))
+    serve, train, judge, proxy, export_it, judge_it, serve_it = map(here, commands(PAGE))
     with serving(serve, tmp_path):
         run(train.replace(" runner.max_epochs=20", SMALL), tmp_path)
         assert "evaluation of" in run(judge, tmp_path)
-        with serving(proxy, tmp_path), Client(f"ws://127.0.0.1:{ports['8766']}") as client:
-            obs = {name: np.zeros(field.shape, field.dtype) for name, field in ENV.obs.items()}
-            assert client.infer({**obs, "prompt": "go"}).shape == (4, 7)
+        run(export_it, tmp_path)
+        assert "evaluation of" in run(judge_it, tmp_path)
+        for command in (proxy, serve_it):
+            asked(command, tmp_path, ports["8766"])
+
+
+def asked(command: str, folder: Path, port: str) -> None:
+    """Serves a head, and asks it."""
+    with serving(command, folder), Client(f"ws://127.0.0.1:{port}") as client:
+        obs = {name: np.zeros(field.shape, field.dtype) for name, field in ENV.obs.items()}
+        assert client.infer({**obs, "prompt": "go"}).shape == (4, 7)

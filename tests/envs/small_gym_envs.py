@@ -168,6 +168,34 @@ class Dies(Seen):
         return super().step(action)
 
 
+class Walk(gymnasium.Env):
+    """Each step pays 1. The observation says how many there were, in tenths, and whether the fifth one falls, which
+    ends the task: half of the seeds do. Nothing else ends it, so that a limit does."""
+
+    observation_space = gymnasium.spaces.Box(0, 1, (2,))
+    action_space = gymnasium.spaces.Box(-1, 1, (1,))
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps, self.falls = 0, bool(self.np_random.integers(2))
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        return self._obs(), 1.0, self.falls and self.steps == 5, False, {}
+
+    def _obs(self) -> np.ndarray:
+        return np.array([self.steps / 10, self.falls], np.float32)
+
+
+def walks(num_envs: int, max_episode_steps: int, **kwargs: Any) -> SyncVectorEnv:
+    """A vector env of walks that leaves its resets to others."""
+    one = lambda: gymnasium.wrappers.TimeLimit(Walk(), max_episode_steps)  # noqa: E731
+    return SyncVectorEnv([one] * num_envs, autoreset_mode="Disabled")
+
+
+if "tests/Walk-v0" not in gymnasium.registry:
+    gymnasium.register("tests/Walk-v0", entry_point=Walk, max_episode_steps=6)
 if "tests/Seen-v0" not in gymnasium.registry:
     gymnasium.register("tests/Seen-v0", entry_point=Seen, max_episode_steps=30, vector_entry_point=Together)
 

@@ -17,7 +17,7 @@ from embodied import train
 from embodied.errors import AssetsMissingError, ConfigError
 from embodied.protocols import Batched
 from embodied.testing import check_batch_env
-from embodied.types import Start
+from embodied.types import Start, StepResult
 
 SEEN = "small_gym_envs:tests/Seen-v0"
 VECTOR = "vector_entry_point"
@@ -42,6 +42,10 @@ def seen(mode: str | None, **more) -> GymEnv:
 def test_it_keeps_the_promises_of_a_batch_env(mode):
     check_batch_env(seen(mode, images=["render", "obs.top"], image_size=16, progress_features=["obs.arm.place"]))
     assert not isinstance(seen(None), Batched)
+
+
+def ended(result: StepResult) -> bool:
+    return result.terminated or result.truncated
 
 
 @pytest.mark.parametrize(
@@ -91,10 +95,10 @@ def test_every_episode_is_the_one_of_an_env_a_slot(mode, more):
         results = batch.step(actions, active)
         for slot in np.flatnonzero(active):
             assert results[slot] == alone[slot].step(actions[slot])
-            ends, solved = ends + results[slot].terminated, solved + results[slot].success
+            ends, solved = ends + ended(results[slot]), solved + results[slot].success
         if step % 3 == 0:
             look(np.flatnonzero(active))
-        active &= [rng.random() < 0.9 or not result.terminated for result in results]
+        active &= [rng.random() < 0.9 or not ended(result) for result in results]
     assert ends > 3
     assert solved > 0
     batch.close()

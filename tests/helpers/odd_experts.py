@@ -13,6 +13,7 @@ from broken_envs import first_to_make
 
 from embodied.errors import AssetsMissingError
 from embodied.testing import FakeEnv
+from embodied.types import StepResult
 
 
 class NoExpert(FakeEnv):
@@ -31,6 +32,13 @@ class Moody(FakeEnv):
             for action in super().expert():
                 self._step_s, self._pace = 1, 0.002 * (4 - self._start.init_state_id)
                 yield action
+
+
+class CutsOff(FakeEnv):
+    """Each control step cuts the episode off; the expert does not care."""
+
+    def step(self, action: np.ndarray) -> StepResult:
+        return super().step(action)._replace(truncated=True)
 
 
 class Dies(FakeEnv):

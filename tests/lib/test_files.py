@@ -51,3 +51,17 @@ def test_an_edited_file_of_an_export_is_refused_with_what_takes_the_edit(tmp_pat
     assert f"remove its entry from 'files', and the line 'checksum', in {facts}" in raised.value.remedy
     facts.write_text('{"files": {}}', encoding="utf-8")
     assert files.check_export(tmp_path) == {"files": {}}
+
+
+def test_no_cut_file_passes_for_one_without_a_checksum(tmp_path: Path):
+    file, values = tmp_path / "meta.json", {"format": 3, "files": {"weights": "8 bytes"}, "steps": [1, 2]}
+    for indent in (None, 1):
+        text = json.dumps(files.sealed(values), indent=indent)
+        for end in range(len(text)):
+            file.write_text(text[:end], encoding="utf-8")
+            with pytest.raises(DamagedCheckpointError, match="is damaged"):
+                files.check_seal(file, files.read_json(file))
+        file.write_text(text, encoding="utf-8")
+        assert files.check_seal(file, files.read_json(file)) == values
+    file.write_text(json.dumps(values), encoding="utf-8")
+    assert files.check_seal(file, files.read_json(file)) == values, "as an older version wrote it"

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from embodied.models.head import HeadPolicy, squashed
+from embodied.models.head.network import Pictures
 
 from embodied.errors import ConfigError, SpecMismatchError
 from embodied.protocols import CHUNK, ActorCritic
@@ -128,3 +129,16 @@ def test_a_state_is_scaled_by_its_bounds():
         name: value[:1] for name, value in records(policy)[0].items() if name != "state"
     }, policy.critic)  # fmt: skip
     assert read[0, :count].tolist() == [1.0] * count
+
+
+def test_pictures_are_averaged_before_they_are_read():
+    small, whole = Pictures((2, 32, 64, 3), 8, side=16), Pictures((2, 32, 64, 3), 8)
+    plain = torch.randint(40, 200, (3, 2, 32, 64, 3), dtype=torch.uint8)
+    plain[:, :, :, 1::2] = plain[:, :, :, ::2]  # two pixels beside each other are equal
+    striped = plain.clone()
+    striped[:, :, :, ::2] += 20
+    striped[:, :, :, 1::2] -= 20
+    assert torch.allclose(small(plain), small(striped), atol=1e-5), "only averages of 2 × 4 pixels are seen"
+    assert not torch.allclose(whole(plain), whole(striped), atol=1e-5)
+    assert small.out.in_features == 32 * 4 * 4, "four pixels of a side are left"
+    assert len(whole.body) == 8

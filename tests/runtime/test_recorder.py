@@ -111,6 +111,13 @@ def test_an_expert_that_gives_up_has_failed_wherever_it_does(tmp_path, monkeypat
         assert dict(opened.results(iter(enumerate(STARTS)))) == dict.fromkeys(range(8))
 
 
+def test_an_attempt_that_the_env_cuts_off_has_failed(tmp_path):
+    with recorder(tmp_path, target="odd_experts.CutsOff", success_distance=0.05) as opened:
+        got = dict(opened.results(iter(enumerate(STARTS))))
+    assert {len(one.actions) for one in got.values() if one is not None} == {1}, "those that are solved at once"
+    assert None in got.values()
+
+
 def test_an_attempt_that_ends_worker_after_worker_ends_the_recording(tmp_path):
     dies = {"target": "odd_experts.Dies", "max_restarts": 2, "success_distance": 0.3}
     with recorder(tmp_path, workers=2, **dies) as opened, pytest.raises(WorkerDiedError) as failed:

@@ -84,6 +84,19 @@ def test_the_step_limit_truncates_unless_the_env_terminates(most, steps, truncat
     assert (last.truncated, last.terminated) == (False, True), "an end at the limit is the env's"
 
 
+@pytest.mark.parametrize("ignored", [False, True])
+def test_an_env_that_truncates_ends_the_episode_and_terminates_nothing(ignored):
+    slot, cut = slot_of(), StepResult(0.0, False, False, truncated=True)
+    begin(slot, ignore_terminations=ignored)
+    found = played(slot, [step(False), step(False), cut, step(False)])
+    assert [(one.num_steps, one.truncated, one.terminated) for one in found] == [(2, False, False), (1, True, False)]
+    begin(slot, ignore_terminations=ignored)
+    (both,) = played(slot, [cut._replace(terminated=True)])
+    assert (both.truncated, both.terminated) == (ignored, not ignored), "a termination that counts goes first"
+    begin(slot)
+    assert not played(slot, [step(False)])[0].truncated, "the next episode knows nothing of it"
+
+
 def test_an_evaluation_has_its_own_reward():
     slot = slot_of()
     begin(slot)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -14,16 +15,19 @@ import torch
 from embodied.models.head import around_base
 from saved_policies import Learner
 from serving_rig import ENV, ask, export, observation, serving
-from test_served_evaluation import EVALUATION, evaluate, server
+from test_served_evaluation import CONFIG, EVALUATION, evaluate, server
 from websockets.sync.client import connect
 
 from embodied import train
-from embodied.errors import ConfigError, PolicyChangedError, printed
+from embodied.client import Client
+from embodied.errors import ConfigError, PolicyChangedError, ServerLostError, printed
 from embodied.learn.checkpoint.checkpoint import Checkpoints
+from embodied.learn.checkpoint.exported import open_export, read_export
 from embodied.learn.origin import Origin
 from embodied.protocols import AnswersLater, NamesWeights
 from embodied.serving.loading import load
 from embodied.testing import FakePolicy, FlowPolicy
+from embodied.tools import export as tools_export
 from embodied.types import Sampling
 
 GREEDY, SAMPLED = Sampling(do_sample=False), Sampling()
@@ -141,8 +145,44 @@ def test_it_is_served_around_a_base_that_the_command_names(tmp_path: Path):
     with serving(bound(FakePolicy(seed=1))) as other, pytest.raises(PolicyChangedError, match="another policy"):
         load(path, base=f"ws://{other.address}")
     plain = export(tmp_path / "plain", 3)
-    with pytest.raises(ConfigError, match="is a policy of its own"):
+    with pytest.raises(ConfigError, match="asks no server"):
         load(plain, base=url)
+
+
+def test_its_export_knows_its_base_and_is_told_where_it_is_served(tmp_path: Path, capsys: Any):
+    own, out = bound(FakePolicy()), tmp_path / "out"
+    with serving(own) as at, serving(bound(FakePolicy(seed=1))) as other:
+        url = f"ws://{at.address}"
+        path = saved(tmp_path, url, 0.5)
+        words = [str(path), "--out", str(out), "--observations", "0"]
+        assert tools_export.main(words) == 2
+        assert f"--base {url}" in capsys.readouterr().err
+        assert tools_export.main([*words, "--base", f"ws://{other.address}"]) == 2
+        assert "serves another policy" in capsys.readouterr().err
+        assert not out.exists()
+        assert tools_export.main([*words, "--base", url]) == 0
+        assert "name the server by --base" in capsys.readouterr().out
+        assert at.address not in json.dumps(dict(read_export(out).model))
+        for file in out.iterdir():
+            assert "a/secret" not in file.read_text(encoding="utf-8", errors="replace")
+        with pytest.raises(ConfigError, match="not in the folder") as caught:
+            load(out)
+        assert "--base ws://HOST:PORT" in printed(caught.value)
+        with pytest.raises(ConfigError, match="names no policy"):
+            open_export(out)
+        with pytest.raises(PolicyChangedError, match="another policy"):
+            load(out, base=f"ws://{other.address}")
+        here, there = load(path, base=url).policy, load(out, base=url).policy
+        try:
+            for sampling in (GREEDY, SAMPLED):
+                wanted, found = decided(here, sampling), decided(there, sampling)
+                for name, field in wanted.items():
+                    assert torch.allclose(field, found[name], atol=1e-6), name
+        finally:
+            for policy in (here, there):
+                policy.base._crew.close()  # type: ignore[attr-defined]
+    with pytest.raises(ServerLostError):
+        around_base(base={"url": url, "connect_s": 0.2}, hidden=HIDDEN, model_path=str(out))
 
 
 TRAINING = (
@@ -169,6 +209,19 @@ def test_a_served_policy_gets_a_head_in_a_training_and_is_evaluated_with_it(
         assert evaluate("judged", *again, f"actor.model.base.url={url}") == 0
         assert evaluate("wrong", *again, f"actor.model.base.url={other}") != 0
         assert "serves another policy" in capsys.readouterr().err
+        out = str(tmp_path / "out")
+        env = ("env=fake", *(one for one in EVALUATION if one.startswith("env.")), "episodes=2")
+        assert (
+            tools_export.main([str(path), "--base", url, "--out", out, "--config-dir", CONFIG, "--verify", *env]) == 0
+        ), capsys.readouterr()
+        assert "verified: env=fake" in capsys.readouterr().out
+        assert evaluate("folder", out, "--base", url) == 0
+        assert evaluate("elsewhere", out, "--base", other) != 0
+        assert "serves another policy" in capsys.readouterr().err
+        assert evaluate("nowhere", out) == 2
+        assert "actor.model.base names no policy" in capsys.readouterr().err
+        with server(Path(out), 0, "--base", url) as (_, proxy), Client(f"ws://127.0.0.1:{proxy}") as client:
+            assert client.infer(observation(0)).shape == (4, 7)
         refused = [*TRAINING, f"actor.model.base.url={url}", "algorithm=grpo"]
         assert train.main(refused) == 2
         assert "learns by soft actor-critic" in capsys.readouterr().err

@@ -33,9 +33,9 @@ def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def server(folder: Path, port: int = 0) -> Iterator[tuple[subprocess.Popen, int]]:
+def server(folder: Path, port: int = 0, *options: str) -> Iterator[tuple[subprocess.Popen, int]]:
     """``embodied.tools.serve`` in a process, and its port."""
-    words = [sys.executable, "-m", "embodied.tools.serve", str(folder), "--port", str(port)]
+    words = [sys.executable, "-m", "embodied.tools.serve", str(folder), "--port", str(port), *options]
     root = str(Path(__file__).parents[2])
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root}
     with listening(words, environ) as found:

@@ -24,7 +24,6 @@ from embodied.client import vla_eval
 from embodied.client.vla_eval import Message
 from embodied.errors import RequestError, WireError
 from embodied.serving.access import allowed
-from embodied.serving.keys import keys_of
 from embodied.serving.protocols.vla_eval import described, flat, mapping, observation_params
 from embodied.testing import FakePolicy
 
@@ -143,7 +142,7 @@ def without(*path: str) -> dict[str, Any]:
             "send_wrist_image",
         ),
         (without("images"), "no picture of the camera 'front'", "'images/agentview' or 'images/primary'"),
-        ({**seen(), "state": np.zeros(8)}, "both give 'state'", "--map states=state"),
+        ({**seen(), "state": np.zeros(8)}, "both give 'state'", "--map state=state"),
         ({**seen(), "images/wrist": 0}, "'images/wrist' twice", "once"),
         ({**seen(), "states": np.zeros(9)}, "float64 [9], expected float32 [8]", "trained in"),
         ({**seen(), "states": np.full(8, np.nan)}, "not finite", "sensor"),
@@ -278,7 +277,7 @@ def test_texts_and_actions_are_no_messages_of_a_client(line: Served):
 
 
 def test_a_user_s_keys_take_the_place_of_the_usual_ones():
-    keys = keys_of(SEEN, {"controller_states": "state", "images/front": "images/robot0_eye_in_hand"})
+    keys = {"controller_states": "state", "images/front": "images/robot0_eye_in_hand"}
     found = mapping(SEEN, keys)
     assert {key for key, filled in found.items() if filled == "state"} == {"controller_states"}
     assert {key for key, filled in found.items() if filled == "images/robot0_eye_in_hand"} == {"images/front"}
@@ -292,6 +291,15 @@ def test_a_user_s_keys_take_the_place_of_the_usual_ones():
         sent["images"] = {"left": given["images"][0], "wrist": given["images"][1], "agentview": given["images"][1]}
         with opened(served) as socket:
             assert np.array_equal(action(told(socket, "observation", sent)), chunk(served, given)[0])
+
+
+def test_a_field_s_own_name_is_a_choice_too():
+    """The fix of an observation with both ``state`` and ``states`` may name either."""
+    policy = FakePolicy()
+    policy.bind(SEEN)
+    sent = {**seen(6), "state": seen(6)["states"], "states": np.ones(8)}
+    with serving(policy, SEEN, keys={"state": "state"}) as served, opened(served) as socket:
+        assert np.array_equal(action(told(socket, "observation", sent)), chunk(served, observation(6))[0])
 
 
 def test_maps_are_spread_out_once():

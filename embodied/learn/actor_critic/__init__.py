@@ -6,4 +6,8 @@
 | ``update.py`` | the loss of one update, from a batch of remembered records |
 | ``interventions.py`` | what is remembered where a human overrode the policy |
 | ``memory.py`` | the records that may be drawn: a ring of files, and a copy of it |
+| ``decided.py`` | demonstrations as decisions of the policy |
+| ``shown.py`` | a process's part of the demonstrations |
+| ``share.py`` | what a process reads of each update |
+| ``transitions.py`` | entries as transitions |
 """

@@ -14,7 +14,7 @@ import torch
 
 from embodied.errors import ConfigError
 from embodied.learn.actor_critic.memory import entries_of
-from embodied.protocols import CHUNK, DEMONSTRATED, ActorCritic, ReadsActions
+from embodied.protocols import CHUNK, DEMONSTRATED, ActorCritic, ReadsDemonstrations
 from embodied.types import EnvSpec, EpisodeResult
 
 
@@ -24,7 +24,7 @@ def check_interventions(env: EnvSpec, policy: ActorCritic) -> None:
     Raises:
         ConfigError: they do not fit.
     """
-    if env.interventions and not (isinstance(policy, ReadsActions) and policy.reads_actions):
+    if env.interventions and not (isinstance(policy, ReadsDemonstrations) and policy.reads_actions):
         raise ConfigError(
             f"a human may override the actions of env.train (EnvSpec.interventions), and {type(policy).__name__} "
             "cannot tell with which chunk it would have done the same",
@@ -53,9 +53,9 @@ def take_interventions(
     if DEMONSTRATED in entries:
         entries[DEMONSTRATED][:] = marked
     if marked.any():
-        assert isinstance(policy, ReadsActions)
+        assert isinstance(policy, ReadsDemonstrations)
         device = policy.log_temperature.device
         seen = {name: torch.from_numpy(entries[name][marked]).to(device) for name in policy.reads()}
         actions = torch.from_numpy(told["actions"][marked]).to(device)
-        entries[CHUNK][marked] = policy.chunks_of(actions, seen).cpu().numpy()
+        entries[CHUNK][marked] = policy.chunks_of(actions, seen)[0].cpu().numpy()
     return int(marked.sum())

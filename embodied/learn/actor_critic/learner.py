@@ -5,13 +5,13 @@
 
 How many updates an iteration has is a function of the records that were collected (``algorithm.sac``), so the same seed
 is the same run, however fast simulators are. Each rank remembers the records that it has collected, and reads its share
-of each update from them; gradients are summed as everywhere.
+of each update from them and from its part of the demonstrations, if there are any; gradients are summed as everywhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,25 +24,29 @@ from embodied.algorithms import soft_actor_critic as sac
 from embodied.algorithms.advantages.estimators import make_estimator
 from embodied.algorithms.layout import Layout
 from embodied.algorithms.rewards import Rewards
+from embodied.data.demonstrations import Demonstration
 from embodied.errors import CheckpointError, ConfigError, SpecMismatchError
 from embodied.learn.acting import Acting
 from embodied.learn.actor_critic.interventions import check_interventions, take_interventions
-from embodied.learn.actor_critic.memory import Memory, clear, entries_of
+from embodied.learn.actor_critic.memory import Memory, check_capacity, clear, entries_of, entry_fields, with_marks
+from embodied.learn.actor_critic.share import Share
+from embodied.learn.actor_critic.shown import Shown, metrics_of
 from embodied.learn.actor_critic.transitions import transitions_at
 from embodied.learn.actor_critic.update import MEASURED, Draws, Loss, Transitions
 from embodied.learn.batch import Batch
 from embodied.learn.lagged import acting_of
+from embodied.learn.replay.demonstrations import MARK, Entries, Joined
 from embodied.learn.replay.ring import Replay
-from embodied.learn.replay.sampling import sampled
 from embodied.learn.score.batches import gather_numbers, make_batch
 from embodied.learn.score.start_memory import StartMemory
 from embodied.learn.step.engine import Outcome, StepEngine, Stepping, under
 from embodied.learn.watch import Passed, Watch, unwatched
 from embodied.observe.metrics import Metric
+from embodied.observe.terminal.progress import Phase
 from embodied.parallel.sharding import Parallel
-from embodied.protocols import CHUNK, DEMONSTRATED, ActorCritic, CountsFlops, Policy
+from embodied.protocols import CHUNK, ActorCritic, CountsFlops, Policy
 from embodied.schema import ActorConfig, AlgorithmConfig
-from embodied.types import ArraySpec, EnvSpec, EpisodeResult, Start
+from embodied.types import EnvSpec, EpisodeResult, Start
 
 
 @dataclass
@@ -71,7 +75,7 @@ class ActorCriticLearner(Stepping):
 
     Raises:
         SpecMismatchError: the policy has no actor and critics.
-        ConfigError: it has fewer critics than a target takes; or not even one record fits.
+        ConfigError: it has fewer critics than a target takes; or too few records fit.
         RunFolderError: the records cannot be kept there.
     """
 
@@ -99,6 +103,7 @@ class ActorCriticLearner(Stepping):
     unlogged: dict[str, float] = field(default_factory=dict, init=False)  # metrics of an iteration not yet evaluated
     records: int = field(default=0, init=False)  # that all ranks have ever collected
     updates: int = field(default=0, init=False)  # that were made or left out as not finite
+    shown: Shown | None = field(default=None, init=False)  # demonstrations of files
 
     def __post_init__(self) -> None:
         if not isinstance(self.policy, ActorCritic):
@@ -118,7 +123,9 @@ class ActorCriticLearner(Stepping):
         self.acting = self.make_acting(self.policy, algorithm.max_staleness, self.weight_sync_interval, self.parallel)
         self.engine = StepEngine(self.policy, self.actor, self.parallel, self.iterations, self.max_bad_updates)
         self._group, self._size = self.engine.parallel.group, spec.decision[CHUNK].shape[0]
-        self._fields = self._entry_fields()
+        self._ratio = algorithm.replay.share(self.env.interventions)
+        self._fields = entry_fields(self.policy, self.env, marked=self._ratio > 0)
+        check_capacity(self._fields, algorithm, self._group.size)
         if self.replay is not None:
             kept, rank = algorithm.replay, self._group.rank
             ring = Replay.open(
@@ -134,21 +141,30 @@ class ActorCriticLearner(Stepping):
         self._returns = make_estimator("raw", 1, 1.0, 1.0, False)
         self.engine.rest()
 
-    def _entry_fields(self) -> dict[str, ArraySpec]:
-        """Returns the fields of what is remembered of a record: those that are read again."""
-        spec, chunk = self.policy.spec, self.policy.spec.num_action_chunks
-        told = self.policy.encode_instructions(self.env.tasks[:1])
-        known = {**self.env.obs, **spec.decision}
-        found = {name: known[name] for name in self._critics.reads() if name in known}
-        for name in self._critics.reads():
-            if name not in found:
-                array = told[name].numpy()
-                found[name] = ArraySpec(array.shape[1:], str(array.dtype))
-        return {
-            **found, CHUNK: spec.decision[CHUNK], "rewards": ArraySpec((chunk,), "float32"),
-            "num_steps": ArraySpec((), "int32"), "terminated": ArraySpec((), "bool"),
-            **({DEMONSTRATED: ArraySpec((), "bool")} if self.env.interventions else {}),
-        }  # fmt: skip
+    def show(
+        self, episodes: Sequence[Demonstration], reward: float, phase: Callable[[int], AbstractContextManager[Phase]]
+    ) -> None:  # fmt: skip
+        """Takes demonstrated episodes, of which each rank has its part. Called once, before anything is loaded.
+
+        Args:
+            episodes: of all ranks.
+            reward: of the success that ends each.
+            phase: shows that a base is asked about so many observations.
+
+        Raises:
+            SpecMismatchError: they are not what the run records, or the policy learns from none.
+            EmbodiedError: the base does not answer, or its answers cannot be kept.
+        """
+        assert self.replay is not None
+        self.shown = Shown.of(
+            self.policy, self.env, episodes, self._fields, reward, self.seed, self._group, self.device,
+            self.replay / "demonstrations", phase,
+        )  # fmt: skip
+
+    @property
+    def _entries(self) -> Entries:
+        """All that updates are drawn from."""
+        return self.memory if self.shown is None else Joined(self.shown.entries, self.memory)
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
@@ -194,10 +210,12 @@ class ActorCriticLearner(Stepping):
         mine = [result for result in results if result.rank == self._group.rank]
         names = [name for name in self._fields if name in arrays]
         entries = entries_of(arrays, mine, names)
-        if untold := [name for name in self._fields if name not in names]:
+        if untold := [name for name in self._fields if name not in (*names, MARK)]:
             rows = entries_of({"row": np.arange(len(arrays["num_steps"]))}, mine, ["row"])["row"]
             told = self.policy.encode_instructions(instructions.of_rows(self.env, arrays, rows))
             entries |= {name: told[name].numpy() for name in untold}
+        if MARK in self._fields:
+            entries = with_marks(entries)
         marked = take_interventions(self._critics, arrays, mine, entries)
         if self.env.interventions:
             self._told = {"rollout/intervention_share": sum(self._group.gather(marked)) / len(batch)}
@@ -207,13 +225,8 @@ class ActorCriticLearner(Stepping):
         return replace(batch, groups=replace(batch.groups, zero_groups=0))  # every record is trained on
 
     def share(self) -> Share:
-        """Returns this rank's share of each update: ranks draw from what they have collected, so in proportion."""
-        own = self.memory.transitions
-        lengths = self._group.gather(len(own))
-        size = self.actor.global_batch_size
-        bounds = [size * sum(lengths[:rank]) // sum(lengths) for rank in range(len(lengths) + 1)]
-        rank = self._group.rank
-        return Share(own, bounds[rank + 1] - bounds[rank])
+        """Returns this rank's share of each update: ranks draw from what they have, so in proportion."""
+        return Share.of(self._entries, self._group, self.actor.global_batch_size, self._ratio)
 
     def update_once(self, number: int, share: Share, sums: UpdateSums, passed: Passed) -> None:
         """Makes one update: one optimizer step, and what follows it."""
@@ -248,11 +261,10 @@ class ActorCriticLearner(Stepping):
 
     def _drawn(self, number: int, share: Share) -> Transitions:
         """Draws this rank's transitions of an update."""
-        own = share.transitions
-        index = own[sampled(len(own), self.seed, number, share.size, self._group.rank)]
         return transitions_at(
-            self.memory, index, self._critics.reads(), self.algorithm.sac.n_step, self.algorithm.gamma, self.device
-        )
+            self._entries, share.drawn(self.seed, number, self._group.rank), self._critics.reads(),
+            self.algorithm.sac.n_step, self.algorithm.gamma, self.device,
+        )  # fmt: skip
 
     def _metrics(self, sums: UpdateSums) -> dict[str, float]:
         """Returns the metrics of an iteration's updates, over all ranks."""
@@ -270,6 +282,8 @@ class ActorCriticLearner(Stepping):
         for place, (name, of_actor) in enumerate(MEASURED.items()):
             if count := acted if of_actor else read:
                 found[name] = float(total[place]) / count
+        if self._ratio:
+            found |= metrics_of(self.shown, len(self.memory.demonstrated), group)
         self.samples, self.flops = read, self._flops(read)
         return found
 
@@ -288,6 +302,7 @@ class ActorCriticLearner(Stepping):
             **self.engine.state_dict(), **self.acting.state_dict(), "unlogged": self.unlogged, "records": self.records,
             "updates": self.updates, **{f"target.{name}": tensor for name, tensor in self._critics.targets().items()},
             "replay": self._group.gather(self.memory.ring.state_dict()),
+            **({"demonstrations": self._group.gather(self.shown.checksum)} if self.shown else {}),
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -300,14 +315,19 @@ class ActorCriticLearner(Stepping):
         with torch.no_grad():
             for name, tensor in self._critics.targets().items():
                 tensor.copy_(targets[name])
-        remembered = state["replay"]
+        remembered, rank = state["replay"], self._group.rank
         if len(remembered) != self._group.size:
             raise CheckpointError(
                 f"the checkpoint has the replayed records of {len(remembered)} processes, and {self._group.size} train "
                 "now: each goes on with its own",
                 f"run it with {len(remembered)} processes (torchrun --nproc-per-node)",
             )
-        self.memory.load_state_dict(remembered[self._group.rank])
+        if self.shown and state.get("demonstrations", [None] * (rank + 1))[rank] != self.shown.checksum:
+            raise CheckpointError(
+                "algorithm.replay.demonstrations are others than those that the run has learnt from",
+                "restore them, or start anew under another runner.experiment_name",
+            )
+        self.memory.load_state_dict(remembered[rank])
 
     def saved(self, state: Mapping[str, Any]) -> None:
         """Says that the checkpoint with this state is whole (:meth:`Replay.saved`). Another thread may call it."""
@@ -317,11 +337,3 @@ class ActorCriticLearner(Stepping):
         """Closes the files of what is remembered."""
         if self.replay is not None:
             self.memory.ring.close()
-
-
-@dataclass(frozen=True)
-class Share:
-    """A rank's share of each update of an iteration."""
-
-    transitions: np.ndarray  # int64 [T], indices of the memory's transitions
-    size: int  # so many are drawn of them

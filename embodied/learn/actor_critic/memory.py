@@ -11,15 +11,19 @@ therefore copied, and large ones, such as pictures, if the whole ring is small.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from embodied.learn.replay.ring import Replay
-from embodied.learn.replay.segments import LARGE
-from embodied.protocols import CHUNK
-from embodied.types import EpisodeResult
+from embodied.errors import ConfigError
+from embodied.learn.replay.demonstrations import MARK
+from embodied.learn.replay.ring import Replay, most_records
+from embodied.learn.replay.segments import LARGE, Layout
+from embodied.protocols import CHUNK, ActorCritic, Policy
+from embodied.schema import AlgorithmConfig, ReplayConfig
+from embodied.types import ArraySpec, EnvSpec, EpisodeResult
 
 WHOLE_BYTES = 1 << 32
 """A ring of at most so many bytes is copied with its large fields."""
@@ -85,6 +89,53 @@ class Memory:
             self._copy(begin + index, self.ring.batch(index, self._copies))
 
 
+def entry_fields(policy: Policy, env: EnvSpec, marked: bool) -> dict[str, ArraySpec]:
+    """Returns the fields of what is remembered of a record: those that are read again.
+
+    Args:
+        policy: an :class:`embodied.protocols.ActorCritic`.
+        marked: entries may count as demonstrations.
+    """
+    assert isinstance(policy, ActorCritic)
+    spec, chunk = policy.spec, policy.spec.num_action_chunks
+    told = policy.encode_instructions(env.tasks[:1])
+    known = {**env.obs, **spec.decision}
+    found = {name: known[name] for name in policy.reads() if name in known}
+    for name in policy.reads():
+        if name not in found:
+            found[name] = ArraySpec(tuple(told[name].shape[1:]), str(told[name].dtype).removeprefix("torch."))
+    return {
+        **found, CHUNK: spec.decision[CHUNK], "rewards": ArraySpec((chunk,), "float32"),
+        "num_steps": ArraySpec((), "int32"), "terminated": ArraySpec((), "bool"),
+        **({MARK: ArraySpec((), "bool")} if marked else {}),
+    }  # fmt: skip
+
+
+def copied_bytes(fields: Mapping[str, ArraySpec], kept: ReplayConfig, records: int) -> int:
+    """Computes the bytes of host memory that the copy of a ring takes when ``records`` were appended to it."""
+    one, most = Layout(fields, 1).record_bytes, most_records(fields, kept.capacity, kept.max_gb)
+    copied = [spec.nbytes for spec in fields.values() if most * one <= WHOLE_BYTES or spec.nbytes < LARGE]
+    return sum(copied) * min(most, records)
+
+
+def check_capacity(fields: Mapping[str, ArraySpec], algorithm: AlgorithmConfig, processes: int) -> None:
+    """Refuses a ring from which nothing would be learnt. Raises :class:`ConfigError`.
+
+    Args:
+        processes: that have a ring each.
+    """
+    kept, starts, one = algorithm.replay, algorithm.sac.learning_starts, Layout(fields, 1).record_bytes
+    most = most_records(fields, kept.capacity, kept.max_gb)
+    if kept.max_gb is not None and most * processes < starts:
+        needed = math.ceil(starts / processes) * one
+        raise ConfigError(
+            f"algorithm.replay.max_gb {kept.max_gb:g} holds {most * processes} records of {one} bytes, fewer than "
+            f"algorithm.sac.learning_starts {starts}: records would be dropped before anything is learnt from them",
+            f"set algorithm.replay.max_gb to {needed / 10**9 * 1.01:.3g} or more, or lower "
+            "algorithm.sac.learning_starts",
+        )
+
+
 def entries_of(
     arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult], names: Sequence[str]
 ) -> dict[str, np.ndarray]:
@@ -95,6 +146,12 @@ def entries_of(
     return {name: arrays[name][rows] for name in names}
 
 
+def with_marks(entries: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Adds the field :data:`MARK` to n entries: False where the slab does not say that a human acted."""
+    marks = entries[MARK] if MARK in entries else np.zeros(len(entries["num_steps"]))
+    return {**entries, MARK: marks.astype(bool)}
+
+
 def clear(entries: Mapping[str, np.ndarray]) -> None:
     """Sets to 0 what no control step has filled: a slab has there what an earlier record left, which a resumed run
     has not. So the same seed keeps the same bytes."""
@@ -102,6 +159,8 @@ def clear(entries: Mapping[str, np.ndarray]) -> None:
     entries["rewards"][np.arange(entries["rewards"].shape[1]) >= steps[:, None]] = 0
     entries["terminated"][steps == 0] = False
     entries[CHUNK][steps == 0] = 0
+    if MARK in entries:
+        entries[MARK][steps == 0] = False
 
 
 def _rows(result: EpisodeResult) -> list[int]:

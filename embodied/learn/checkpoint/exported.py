@@ -25,7 +25,7 @@ from embodied.lib.files import EXPORT_FILE, check_export, checksums, reading, se
 from embodied.lib.spec_json import from_json
 from embodied.lib.targets import arguments_of, load_target
 from embodied.lib.trusted import HERE as HERE
-from embodied.lib.trusted import OWN_CODE, TRUST
+from embodied.lib.trusted import OWN_CODE, TRUST, check_addresses
 from embodied.lib.trusted import check_trusted as check_trusted
 from embodied.protocols import ROUNDINGS
 from embodied.types import EnvSpec
@@ -67,6 +67,7 @@ def read_export(folder: Path) -> ExportFile:
     Raises:
         CheckpointError: no such folder, or one whose links leave it.
         DamagedCheckpointError: a file is not what was written.
+        ConfigError: it names a server by itself.
     """
     if not is_export(folder):
         raise CheckpointError(
@@ -82,6 +83,7 @@ def read_export(folder: Path) -> ExportFile:
             raise DamagedCheckpointError(
                 f"{folder / EXPORT_FILE} is damaged: {one.name} is {value!r:.80}", "export again"
             )
+    check_addresses(facts.model, folder)
     return facts
 
 

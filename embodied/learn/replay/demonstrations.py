@@ -5,7 +5,7 @@ as in a ring. So an episode is told K times, each time with its chunks one actio
 
     K = 2, five control steps:  │ a₀a₁ │ a₂a₃ │ a₄ · terminated │ a₁a₂ │ a₃a₄ terminated │
 
-The last control step has reward 1 and terminates, as where an env rewards success and ends with it.
+The last control step has the reward of a success and terminates, as where an env rewards success and ends with it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ import numpy as np
 
 from embodied.data.samples import SampleSource
 from embodied.errors import SpecMismatchError
+from embodied.learn.replay.segments import LARGE
 from embodied.types import ArraySpec
 
-OWN_FIELDS = ("rewards", "num_steps", "terminated", "truncated", "demonstrated")
+READ = 64  # samples that are read at a time
+MARK = "demonstrated"
+"""Field of an entry that counts as a demonstration."""
+OWN_FIELDS = ("rewards", "num_steps", "terminated", "truncated", MARK)
 """Fields that an episode's length tells; all others are observed, done or told."""
 Arrays = Mapping[str, np.ndarray]
 
@@ -51,8 +55,12 @@ class Demonstrated:
         samples: of ``episodes`` with chunks of K, as :func:`embodied.data.samples.samples_of` numbers them.
         fields: of an entry.
         chunk: K.
-        decided: actions [n, K, …] → fields of the decision by which the policy would have taken them.
+        decided: fields of the decisions by which the policy would have acted so, [N, …] by the number of the sample.
         told: n instructions → fields that the policy makes of them.
+        reward: of the success that ends each episode.
+        whole_bytes: of fields that are copied with the large ones, such as pictures; others are read when they are
+            drawn. It changes nothing but speed and memory.
+        passed: called with the number of samples that were copied.
 
     Raises:
         SpecMismatchError: an entry lacks a field, or has it in another shape or dtype.
@@ -60,10 +68,12 @@ class Demonstrated:
 
     def __init__(
         self, samples: SampleSource, episodes: Sequence[Sized], fields: Mapping[str, ArraySpec], chunk: int,
-        decided: Callable[[np.ndarray], Arrays], told: Callable[[list[str]], Arrays],
+        decided: Arrays, told: Callable[[list[str]], Arrays], reward: float = 1.0, whole_bytes: int = 0,
+        passed: Callable[[int], None] = lambda count: None,
     ) -> None:  # fmt: skip
         self.fields, self._samples, self._chunk = dict(fields), samples, chunk
-        self._decided, self._told = decided, told
+        self._kept, self._told, self._reward = dict(decided), told, reward
+        self._of_texts: set[str] | None = None  # fields that are told, once they are known
         lengths = [len(episode) for episode in episodes]
         assert sum(lengths) == len(samples)
         begins = np.cumsum([0, *lengths])
@@ -76,6 +86,20 @@ class Demonstrated:
         self._left = np.repeat(begins[1:], lengths)[self._sample] - self._sample  # control steps to the end
         if len(self):
             self._check(self.batch(np.zeros(1, np.int64)))
+            self._copy(whole_bytes, passed)
+
+    def _copy(self, whole_bytes: int, passed: Callable[[int], None]) -> None:
+        """Copies small fields, and large ones if all are few bytes: reading an episode takes longer than an update."""
+        left = {name: spec for name, spec in self.fields.items() if name not in (*OWN_FIELDS, *self._kept)}
+        whole = sum(spec.nbytes for spec in left.values()) * len(self) <= whole_bytes
+        names = [name for name, spec in left.items() if whole or spec.nbytes < LARGE]
+        copies = {name: np.empty((len(self), *left[name].shape), left[name].dtype) for name in names}
+        for first in range(0, len(self), READ):
+            samples = np.arange(first, min(first + READ, len(self)))
+            for name, values in self._read(samples, names).items():
+                copies[name][samples] = values
+            passed(len(samples))
+        self._kept |= copies
 
     def _check(self, one: Arrays) -> None:
         for name, spec in self.fields.items():
@@ -106,30 +130,36 @@ class Demonstrated:
             SpecMismatchError: demonstrations have no such field.
         """
         wanted = [*self.fields] if names is None else [*names]
-        found: dict[str, np.ndarray] = dict(self._numbers(self._left[index]))
+        if not len(index):
+            return {name: np.zeros((0, *self.fields[name].shape), self.fields[name].dtype) for name in wanted}
         samples = self._sample[index]
-        lazily: tuple[Callable[[], Arrays], ...] = (
-            lambda: self._decided(self._samples.actions(samples)),
-            lambda: self._told(self._samples.instructions(samples)),
-            lambda: self._samples.batch(samples),
-        )
-        for read in lazily:
-            if any(name not in found for name in wanted):
-                found |= {name: values for name, values in read().items() if name not in found}
-        if missing := [name for name in wanted if name not in found]:
+        found: dict[str, np.ndarray] = dict(self._numbers(self._left[index]))
+        found |= {name: self._kept[name][samples] for name in wanted if name in self._kept}
+        found |= self._read(samples, [name for name in wanted if name not in found])
+        return {name: np.ascontiguousarray(found[name]) for name in wanted}
+
+    def _read(self, samples: np.ndarray, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """Reads fields of n > 0 samples that instructions and observations tell."""
+        found: dict[str, np.ndarray] = {}
+        if self._of_texts is None or any(name in self._of_texts for name in names):
+            found |= self._told(self._samples.instructions(samples))
+            self._of_texts = set(found)
+        if any(name not in found for name in names):
+            found = self._samples.batch(samples) | found
+        if missing := [name for name in names if name not in found]:
             raise SpecMismatchError(
                 f"demonstrations have no {', '.join(missing)}, which a record of this run has",
                 "choose demonstrations that were made with env.train's observations",
             )
-        return {name: np.ascontiguousarray(found[name]) for name in wanted}
+        return {name: found[name] for name in names}
 
     def _numbers(self, left: np.ndarray) -> Arrays:
         """Fields that follow from the control steps ``left`` int64 [n] in the episode."""
         last = left <= self._chunk
         return {
-            "rewards": (np.arange(1, self._chunk + 1) == left[:, None]).astype(np.float32),
+            "rewards": np.float32(self._reward) * (np.arange(1, self._chunk + 1) == left[:, None]).astype(np.float32),
             "num_steps": np.minimum(left, self._chunk).astype(np.int32), "terminated": last,
-            "truncated": np.zeros(len(left), bool), "demonstrated": np.ones(len(left), bool),
+            "truncated": np.zeros(len(left), bool), MARK: np.ones(len(left), bool),
         }  # fmt: skip
 
 
@@ -137,7 +167,7 @@ class Joined:
     """Demonstrations and a ring as one memory: the indices of the demonstrations come first.
 
     Example:
-        ``joined.batch(symmetric(joined.own, joined.demonstrated, 0.5, seed, step, 256))``.
+        ``joined.batch(symmetric(joined.own, joined.demonstrated, 128, seed, step, 256))``.
     """
 
     def __init__(self, shown: Entries, ring: Entries) -> None:

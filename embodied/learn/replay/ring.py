@@ -39,6 +39,11 @@ PIECE = 1 << 24  # bytes that are written at a time, so that memory stays flat
 ANEW = "start anew under another runner.experiment_name"
 
 
+def most_records(fields: Mapping[str, ArraySpec], capacity: int, max_gb: float | None) -> int:
+    """Returns how many records a ring holds; arguments as of :meth:`Replay.open`."""
+    return capacity if max_gb is None else min(capacity, int(max_gb * 10**9 / Layout(fields, 1).record_bytes))
+
+
 class Replay:
     """A ring of records. Index 0 is the oldest record that it holds.
 
@@ -85,7 +90,7 @@ class Replay:
             DamagedCheckpointError: what the folder says of itself is damaged.
         """
         one = Layout(fields, 1).record_bytes
-        most = capacity if max_gb is None else min(capacity, int(max_gb * 10**9 / one))
+        most = most_records(fields, capacity, max_gb)
         if most < 1:
             raise ConfigError(
                 f"a replay of {capacity} records and {max_gb} GB holds none: a record takes {one / 2**20:.2f} MiB",

@@ -1,4 +1,4 @@
-"""The demonstrations of a supervised run: read, held against its env, divided. Needs no torch and no simulator."""
+"""The demonstrations of a run: read, held against its env, divided. Needs no torch and no simulator."""
 
 from __future__ import annotations
 
@@ -18,10 +18,13 @@ from embodied.rows.hub import WHOLE, Part
 from embodied.schema.rules.derived_keys import custom_name
 from embodied.types import EnvSpec
 
+BESIDE = "algorithm.replay.demonstrations"
+
 
 @dataclass(frozen=True)
 class Demonstrated:
-    """The demonstrations of a supervised run, which fit its env: episodes, or answers to an env of texts."""
+    """The demonstrations of a run, which fit its env: episodes, or answers to an env of texts. Those that are learnt
+    from beside the run's own records are all in ``train``."""
 
     train: Sequence[Demonstration] | Sequence[DemonstratedAnswer]
     held_out: Sequence[Demonstration] | Sequence[DemonstratedAnswer]
@@ -40,16 +43,30 @@ def read_episodes(config: schema.Config, spec: EnvSpec, kwargs: Mapping[str, Any
     data, wanted = config.data, wanted_of(config.data, spec)
 
     def episodes(paths: Sequence[str]) -> list[Demonstration]:
-        _check_once(paths)
-        found = [read(Path(path), wanted) for path in paths]
-        for one in found:
-            check_fit(one, spec, kwargs)
-        return [_asked_of(episode, spec) for one in found for episode in one.episodes]
+        return _fitting(paths, wanted, "data.train_data_paths or data.val_data_paths", spec, kwargs)
 
     given = episodes(data.train_data_paths)
     if data.val_data_paths:
         return Demonstrated(given, episodes(data.val_data_paths))
     return Demonstrated(*hold_out(given, data.test_size, config.data_seed))
+
+
+def read_beside(config: schema.Config, spec: EnvSpec, kwargs: Mapping[str, Any]) -> Demonstrated:
+    """Reads the demonstrated episodes that a run of reinforcement learning learns from beside its own records
+    (``algorithm.replay.demonstrations``). Arguments and errors as of :func:`read_episodes`."""
+    wanted = replace(wanted_of(config.data, spec), key=BESIDE)
+    return Demonstrated(_fitting(config.algorithm.replay.demonstrations, wanted, BESIDE, spec, kwargs), ())
+
+
+def _fitting(
+    paths: Sequence[str], wanted: FieldSelection, keys: str, spec: EnvSpec, kwargs: Mapping[str, Any]
+) -> list[Demonstration]:  # fmt: skip
+    """Reads the episodes of paths, and holds them against the env."""
+    _check_once(paths, keys)
+    found = [read(Path(path), wanted) for path in paths]
+    for one in found:
+        check_fit(one, spec, kwargs)
+    return [_asked_of(episode, spec) for one in found for episode in one.episodes]
 
 
 def _asked_of(episode: Demonstration, env: EnvSpec) -> Demonstration:
@@ -64,14 +81,14 @@ def wanted_of(data: schema.DataConfig, spec: EnvSpec) -> FieldSelection:
     return FieldSelection(spec.cameras, data.camera_keys, data.state_keys, told, data.action_key, data.rotate_images)
 
 
-def _check_once(paths: Sequence[str]) -> None:
+def _check_once(paths: Sequence[str], keys: str) -> None:
     """Raises :class:`ConfigError` for demonstrations that would be read twice, and so be held out and learned from."""
     for number, path in enumerate(map(Path, paths)):
         for other in map(Path, paths[:number]):
             one, two = path.resolve(), other.resolve()
             if one == two or one in two.parents or two in one.parents:
                 raise ConfigError(
-                    f"data.train_data_paths or data.val_data_paths has demonstrations twice: {other} and {path}",
+                    f"{keys} has demonstrations twice: {other} and {path}",
                     f"leave one of them out: {path}",
                 )
 

@@ -15,7 +15,7 @@ from embodied.observe.trackers.services import check_installed
 from embodied.parallel.group import Group
 from embodied.protocols import Batched, HasProgressFeatures, SafeStop, SaysHowLong
 from embodied.run.build import brought, engine_process, model_for_env, perturbations, shares
-from embodied.run.build.demonstrations import Demonstrated
+from embodied.run.build.demonstrations import Demonstrated, read_beside
 from embodied.run.build.given import Checked, ConfiguredEnv, Sides
 from embodied.run.build.sides import make_side
 from embodied.run.build.workers.hosts import check_hosts
@@ -91,6 +91,9 @@ class Rules:
                 yield partial(check_writable, folder, "the folder of videos", key)
         if train and config.runner.task.supervised:
             yield partial(self._read_demonstrations, train)
+        elif train and config.algorithm.learner == "sac" and not config.runner.only_eval:
+            yield partial(check_demonstrated_share, config, train)
+            yield partial(self._read_beside, train)
         if train and evaluation:
             yield lambda: allow(shares.open_files(config, Sides(train, evaluation), processes))
         if self._machine:
@@ -126,6 +129,10 @@ class Rules:
 
     def _read_demonstrations(self, train: ConfiguredEnv) -> None:
         self.demonstrated = train.kind.read_demonstrations(self.config, train.spec, train.kwargs)
+
+    def _read_beside(self, train: ConfiguredEnv) -> None:
+        if self.config.algorithm.replay.demonstrations and train.kind.has_steps:
+            self.demonstrated = read_beside(self.config, train.spec, train.kwargs)
 
 
 def check(composed: Composed, processes: Group) -> Checked:
@@ -240,6 +247,17 @@ def check_resets(config: schema.Config, side: ConfiguredEnv) -> None:
             f"algorithm.sac.reset_beside_update is true, and {side.config.target} hosts all slots of a worker in one "
             "simulator, where no slot is reset apart from the others",
             "leave algorithm.sac.reset_beside_update out",
+        )
+
+
+def check_demonstrated_share(config: schema.Config, side: ConfiguredEnv) -> None:
+    """Refuses a share of demonstrations where there can be none. Raises :class:`ConfigError`."""
+    replay = config.algorithm.replay
+    if replay.demonstrated_share and not replay.demonstrations and not side.spec.interventions:
+        raise ConfigError(
+            f"algorithm.replay.demonstrated_share is {replay.demonstrated_share:g}, and there are no demonstrations: "
+            f"algorithm.replay.demonstrations is empty, and {side.config.target} tells no interventions",
+            "set algorithm.replay.demonstrations=[PATH], or leave algorithm.replay.demonstrated_share out",
         )
 
 

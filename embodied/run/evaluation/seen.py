@@ -162,10 +162,11 @@ def of_checkpoint(checkpoint: Path, later: Sequence[Path] = ()) -> list[Trained]
 def _own(
     run: str, config: schema.Config, spec: EnvSpec, kwargs: Mapping[str, Any], iterations: int
 ) -> Iterator[Trained]:
-    """Yields the trainings of a run itself: one for its episodes, or one for each set of demonstrations."""
+    """Yields the trainings of a run itself: one for its episodes, one for each set of demonstrations."""
     if config.runner.task.supervised:
         yield from map(_of_demonstrations, config.data.train_data_paths)
         return
+    yield from map(_of_demonstrations, config.algorithm.replay.demonstrations)
     held_out, side = config.protocol.held_out_states, config.env.train
     env = {"_target_": side.target, **kwargs}
     drawn = None if config.algorithm.dynamic_sampling else _drawn(config, spec, side, iterations)

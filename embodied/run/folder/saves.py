@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import monotonic
 
@@ -44,7 +44,7 @@ class Saves:
         self._world = None if self._among is None else processes
         kept, self._config, self._earlier = runner.checkpoint, config, folder.earlier
         path = folder.path / "checkpoints"
-        self.exporter = Exporter(folder.path, kept, learner.policy, reporter.console)
+        self.exporter = Exporter(folder.path, kept, learner.policy, reporter.console, _base_of(origin))
         self.checkpoints = Checkpoints(
             path, kept.max_keep, kept.async_save, origin.as_json(), kept.save_contents, self.exporter.completed,
             self._among, learner.saved if isinstance(learner, KeepsFiles) else lambda state: None,
@@ -183,3 +183,9 @@ def due(iteration: int, interval: int, last: int, always_last: bool = False) -> 
     if interval <= 0:
         return always_last and iteration == last
     return iteration % interval == 0 or iteration == last
+
+
+def _base_of(origin: Origin) -> str | None:
+    """Returns the address of the server of the policy that a head changes."""
+    base = origin.kwargs.get("base")
+    return base.get("url") if isinstance(base, Mapping) else None

@@ -35,9 +35,9 @@ from embodied.run.build.simulators import rows_of_call
 from embodied.run.memory.footprint import NOTHING, Footprint, Gathered, Pass, Passes, Weights, footprint, sets_that_act
 from embodied.run.memory.prompts import longest
 from embodied.run.memory.recompute_switch import SWITCH, switched_off, switched_on
+from embodied.run.memory.replay_memory import run, total
 from embodied.run.memory.shards import share_of, whole_of
 from embodied.runtime.slab import slab_bytes
-from embodied.types import Evaluation
 
 Mode = Callable[[], Any]
 """Makes a context in which tensors have sizes alone, or one that changes nothing."""
@@ -289,9 +289,9 @@ class _Counter:
                 parameter.grad = torch.zeros_like(parameter) if several else None
             before = self._live.restart() - own
             with self._split(policy):
-                result = policy.evaluate(records, self._sampling)
+                result = run(policy, records, self._config, self._sampling)
             saved = self._live.now - before
-            _total(result).backward()
+            total(result).backward()
             del result
             gradients = 0 if several else sum(p.numel() * p.element_size() for p in parameters if p.grad is not None)
             found = Pass(saved, max(self._live.peak - before - gradients, saved), self._live.most_wide)
@@ -343,8 +343,3 @@ class _Counter:
         if "length" in made:
             made["length"] += policy.spec.decision["logprobs"].shape[0]
         return made
-
-
-def _total(result: Evaluation) -> Tensor:
-    parts = (result.logprobs, result.entropy, result.value)
-    return sum((part.float().sum() for part in parts if part is not None), start=torch.zeros(()))

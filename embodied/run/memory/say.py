@@ -23,6 +23,7 @@ from embodied.run.memory.counting import Counted, count
 from embodied.run.memory.fitting import needed
 from embodied.run.memory.footprint import Footprint, Pass, Weights, footprint, in_files, readable
 from embodied.run.memory.remedies import Phase, remedies
+from embodied.run.memory.replay_memory import with_replay
 from embodied.run.memory.weights import kinds_of
 from embodied.run.memory.workers import at_least, check_addresses, fitting_rows, remedies_within, rows_of
 from embodied.run.placement.table import Planned, table_of
@@ -182,8 +183,9 @@ def plan(config: schema.Config, sides: Sides, processes: Group, demonstrations: 
     elif device.type == "cuda":
         gpu, total = torch.cuda.mem_get_info(device)
     counted = count(config, sides, processes, demonstrations)
+    replayed = config, sides.train, counted.policy, processes.size
     first, *others = (
-        (roles, counted.footprint(config, sides, processes, gpu is not None, total, roles))
+        (roles, with_replay(counted.footprint(config, sides, processes, gpu is not None, total, roles), *replayed))
         for roles in table_of(config, processes).kinds
     )
     free = free_memory()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from embodied.data.demonstrations import Demonstration
 from embodied.errors import ConfigError
 from embodied.learn.actor_critic.learner import ActorCriticLearner
 from embodied.learn.ranks.deal import Dealer
@@ -15,12 +16,15 @@ from embodied.learn.score.own_successes import OwnSuccesses
 from embodied.learn.score.start_memory import StartMemory
 from embodied.learn.step.meters.mfu import peak_flops
 from embodied.learn.trainer import Trainer
+from embodied.observe.terminal.console import Console
 from embodied.parallel.acting_replica import acting_dtypes
 from embodied.parallel.group import Group
 from embodied.protocols import HasProgressFeatures
-from embodied.run.build.given import ConfiguredEnv, Sides
+from embodied.run.build.given import Checked, ConfiguredEnv, Sides
 from embodied.run.build.policy import Model, record_fields, sampling
 from embodied.schema import Config
+
+FEW = 0.1  # share of demonstrated chunks from which on it is said that they are clamped
 
 
 def make_learner(
@@ -60,6 +64,30 @@ def _make_actor_critic(config: Config, side: ConfiguredEnv, model: Model, folder
         weight_sync_interval=runner.weight_sync_interval, replay=None if runner.dry_run else replay,
         origin=f"{side.config.target} and {config.actor.model.target}",
     )  # fmt: skip
+
+
+def show_demonstrations(learner: ActorCriticLearner, checked: Checked, console: Console) -> None:
+    """Gives a learner the demonstrations of ``algorithm.replay.demonstrations``, and says if it can follow few of them.
+    A dry run gives none.
+
+    Raises:
+        EmbodiedError: see :meth:`ActorCriticLearner.show`.
+    """
+    episodes, side = checked.demonstrations.train, checked.train
+    if not episodes or learner.replay is None:
+        return
+    learner.show(
+        cast(Sequence[Demonstration], episodes), side.config.reward_coef,
+        partial(console.progress, "asking the base about demonstrated observations"),
+    )  # fmt: skip
+    assert learner.shown is not None
+    count, clamped = len(learner.shown.entries), learner.shown.clamped
+    if clamped > FEW * count:
+        console.say(
+            f"  {clamped} of {count} demonstrated chunks lie beyond what the policy can do, and the nearest that it "
+            "can stand in their place (train/demonstrations_clamped); a residual head reaches further with a larger "
+            "actor.model.residual_scale"
+        )
 
 
 def _links(config: Config, sides: Sides, model: Model, processes: Group, stops: Callable[[], bool]) -> Links:

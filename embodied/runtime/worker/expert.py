@@ -171,7 +171,7 @@ class _Attempt:
             self._steps += 1
             if self._shown:
                 self._slot.count(result)
-            if result.success or result.terminated or self._steps == self._max_steps:
+            if result.success or result.terminated or result.truncated or self._steps == self._max_steps:
                 return k + 1, True
         return most, False
 

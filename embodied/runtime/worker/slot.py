@@ -94,7 +94,7 @@ class Slot:
         self._rewards = np.zeros(length, np.float32)
         self._done = 0
         self.video_s = self.shown_s = 0.0
-        self._success = self._terminated = False
+        self._success = self._terminated = self._cut_off = False
         self._told = NO_INFO
         self._interventions: dict[int, np.ndarray] = {}
 
@@ -124,7 +124,8 @@ class Slot:
             self._solved_at = self._steps
         self._told = result.info
         self._terminated = result.terminated and not self._ignore_terminations
-        goes_on = not self._terminated and self._steps < self._max_steps
+        self._cut_off = not self._terminated and (result.truncated or self._steps >= self._max_steps)
+        goes_on = not self._terminated and not self._cut_off
         if self._features is not None and (not goes_on or self._done == len(self._rewards)):
             assert self._seen is not None
             self._seen = self._seen[1], self._read(self._features)
@@ -137,9 +138,8 @@ class Slot:
     @property
     def result(self) -> ChunkResult:
         """Result of the control steps since :meth:`begin_chunk`."""
-        truncated = self._steps >= self._max_steps and not self._terminated
         return ChunkResult(
-            self._rewards, self._done, self._terminated, truncated, self._success, self._told, self._progress,
+            self._rewards, self._done, self._terminated, self._cut_off, self._success, self._told, self._progress,
             self._solved_at, self._seen, self._interventions,
         )  # fmt: skip
 

@@ -26,6 +26,7 @@ COUNTER = "prompt_counter"
 model that it takes."""
 IMAGE_SIZE = "image_size"
 """Name of the function there that is given ``model_path`` and says how many pixels a side of a picture has."""
+GROUP = "algorithm.group_size"
 PROMPT_BYTES, MOST_PROMPT_BYTES = 2048, 1 << 20
 TOKEN_BYTES = 8  # bytes of prompt allowed a token; English text has about four
 STATISTICS = "unnorm_key"
@@ -46,6 +47,8 @@ def derived(config: Config, command_line: Sequence[str] = ()) -> Derivation:
     """
     found = from_aliases(config, command_line)
     runner, data = config.runner, config.data
+    if config.algorithm.learner == "sac" and GROUP not in (*command_line, *found.values):
+        found.add({GROUP: 1}, "algorithm.learner")  # an experiment's is for learners that compare returns
     if runner.max_steps >= 0:
         found.add({"runner.max_epochs": min(runner.max_epochs, runner.max_steps)}, "runner.max_steps")
     if data.val_rollout_batch_size is not None:

@@ -26,6 +26,7 @@ def check_off_policy(config: Config) -> None:
                     f"leave algorithm.{key} out, or set algorithm=sac",
                 )
         return
+    _check_demonstrations(config)
     _check_keys(algorithm)
     _check_sizes(algorithm)
     _check_others(config)
@@ -49,6 +50,28 @@ def _check_keys(algorithm: AlgorithmConfig) -> None:
         raise ConfigError(
             "algorithm.sampling_params.do_sample is false, and algorithm.learner sac explores by what the actor draws",
             "set algorithm.sampling_params.do_sample=true",
+        )
+
+
+def _check_demonstrations(config: Config) -> None:
+    replay, batch = config.algorithm.replay, config.actor.global_batch_size
+    share, mode = replay.share(intervenes=False), config.env.train.reward_mode
+    if replay.demonstrations and not share:
+        raise ConfigError(
+            "algorithm.replay.demonstrated_share is 0, and no update would read algorithm.replay.demonstrations",
+            "leave algorithm.replay.demonstrated_share out, or algorithm.replay.demonstrations",
+        )
+    if replay.demonstrations and mode != "sparse":
+        raise ConfigError(
+            f"env.train.reward_mode is {mode}, and algorithm.replay.demonstrations have no rewards but the success "
+            "that each ends with",
+            "set env.train.reward_mode=sparse",
+        )
+    if share and not 0 < round(batch * share) < batch:
+        raise ConfigError(
+            f"algorithm.replay.demonstrated_share {share:g} of actor.global_batch_size {batch} leaves an update "
+            f"{'no record of the run' if share > 0.5 else 'no demonstration'}",
+            "raise actor.global_batch_size",
         )
 
 

@@ -27,7 +27,7 @@ from embodied.client import vla_eval, wire
 from embodied.errors import EmbodiedError, RequestError, WireError
 from embodied.instructions import fields_of
 from embodied.serving.host import Host, Route
-from embodied.serving.keys import IMAGES, camera, keys_of
+from embodied.serving.keys import IMAGES, camera
 from embodied.serving.service import Session
 from embodied.serving.websocket import opened
 from embodied.serving.wire.requests import Question, unforeseen
@@ -45,14 +45,13 @@ WRIST_NAMES = ("wrist", "wrist_camera", "hand_camera", "rgb_gripper")
 """Names of vla-eval's benchmarks for the camera that looks at the scene, and for that at the gripper."""
 
 
-def mapping(env: EnvSpec, keys: Mapping[str, str]) -> dict[str, str]:
+def mapping(env: EnvSpec, own: Mapping[str, str]) -> dict[str, str]:
     """Maps each key of an observation, ``images/NAME`` for a camera, to what of the env's observation it fills.
 
     Args:
-        keys: those of the server, among them the user's own (``--map``), which take the place of the ones here.
+        own: keys of the user's own (``--map``). What they fill, nothing else fills: ``state=state`` chooses ``state``
+            before ``states``.
     """
-    usual = keys_of(env, {})
-    own = {key: filled for key, filled in keys.items() if usual.get(key) != filled}
     found = {"task_description": wire.PROMPT} | {name: name for name in fields_of(env) if name != IMAGES}
     if STATE in found:
         found[STATES] = STATE
@@ -60,13 +59,13 @@ def mapping(env: EnvSpec, keys: Mapping[str, str]) -> dict[str, str]:
         fitting = [name for name in env.cameras if is_wrist(name) == at_wrist]
         found |= {camera(name): camera(fitting[0]) for name in names if fitting}
     found |= {camera(name): camera(name) for name in env.cameras}
-    return {key: filled for key, filled in found.items() if filled not in own.values()} | own
+    return {key: filled for key, filled in found.items() if filled not in own.values()} | dict(own)
 
 
-def described(env: EnvSpec, keys: Mapping[str, str]) -> str:
-    """Describes the mapping for people: what fills each field."""
+def described(env: EnvSpec, own: Mapping[str, str]) -> str:
+    """Describes the mapping for people: what fills each field. Arguments as of :func:`mapping`."""
     by_field: dict[str, list[str]] = {}
-    for key, filled in mapping(env, keys).items():
+    for key, filled in mapping(env, own).items():
         by_field.setdefault(filled, []).append(key)
     return "; ".join(f"{filled} ← {' | '.join(several)}" for filled, several in by_field.items())
 
@@ -103,7 +102,7 @@ class Reader:
     """Reads the frames of one server's clients."""
 
     def __init__(self, host: Host) -> None:
-        self._host, self.keys = host, mapping(host.reader.env, host.reader.keys)
+        self._host, self.keys = host, mapping(host.reader.env, host.reader.renamed)
         env = host.reader.env
         self._needed = [wire.PROMPT, *(name for name in fields_of(env) if name != IMAGES), *map(camera, env.cameras)]
         # the user's keys may have given the name of a field to another one
@@ -135,10 +134,9 @@ class Reader:
             if (filled := self.keys.get(key)) is None:
                 continue
             if filled in came:
-                other = key if key != filled else came[filled]  # --map of a field's own name chooses nothing
                 raise RequestError(
                     f"'{came[filled]}' and '{key}' both give '{filled}'",
-                    f"let the benchmark send one of them, or take '{other}': --map {other}={filled}",
+                    f"let the benchmark send one of them, or start the server with --map {key}={filled} to take that",
                 )
             came[filled] = key
         for name in self._needed:

@@ -102,6 +102,7 @@ class QuestionReader:
         self, env: EnvSpec, keys: Mapping[str, str] | None = None, max_pixels: int = 1 << 24, resize: bool = False
     ) -> None:
         self.env, self.keys = env, keys_of(env, keys or {})
+        self.renamed = dict(keys or {})  # the user's own alone
         self._max_pixels, self._resize = max_pixels, resize
         self._fields = {name: env.obs[name] for name in fields_of(env) if name != IMAGES}
         self._dtypes = {name: np.dtype(spec.dtype) for name, spec in self._fields.items()}

@@ -11,7 +11,7 @@ import numpy as np
 
 from embodied import instructions
 from embodied.errors import SpecMismatchError, did_you_mean
-from embodied.types import ArraySpec, Obs
+from embodied.types import ArraySpec, Obs, StepResult
 
 from ..pictures import Form
 from ..settings import KEY
@@ -95,6 +95,15 @@ class ResolvedMapping:
         if self.images:
             return next(self.pictures(values))
         return np.full((256, 256, 3), 128, np.uint8)
+
+    def result_of(self, values: Mapping[str, Any], success: bool, end_on_success: bool) -> StepResult:
+        """Says a step's result. Only what ends the task terminates; a limit of the env's own truncates.
+
+        Raises:
+            SpecMismatchError: as :meth:`progress_of`.
+        """
+        ends = values["terminated"] or (success and end_on_success)
+        return StepResult(self.progress_of(values, success), ends, success, truncated=values["truncated"])
 
     def progress_of(self, values: Mapping[str, Any], success: bool) -> float:
         """Reads the env's measure of progress; of a range, 1 where the task is solved. 0 if the entry is missing.

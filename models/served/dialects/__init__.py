@@ -22,6 +22,8 @@ from embodied.types import Noise
 DIALECTS = {"openpi": ("ws", "wss"), "openvla": ("http", "https"), "vla_eval": ("ws", "wss")}
 """Name of a protocol, which is that of its module → schemes of its addresses. The first that has the scheme of an
 address is what ``protocol=auto`` means."""
+URL = "actor.model.url"
+AUTHORITY = "set actor.model.ca_file to the certificates (PEM) of the authority that signed it"
 
 
 class Gone(Exception):

@@ -13,13 +13,11 @@ from embodied.client import wire
 from embodied.client.connection import Busy as ClientBusy
 from embodied.client.connection import Connection, Lost
 from embodied.client.replies import read_actions, read_metadata, read_reply
-from embodied.client.tls import tls_context
+from embodied.client.tls import certificate_fix, tls_context
 from embodied.errors import EmbodiedError, ServerRefusedError, WireError
 from embodied.types import Noise
 
-from . import Address, Busy, Gone, Line, Question, Told
-
-NAMES_MISMATCH = (62, 64)  # OpenSSL's codes of a certificate for another name, and for another IP address
+from . import AUTHORITY, URL, Address, Busy, Gone, Line, Question, Told
 
 
 def connect(address: Address, deadline: float) -> Line:
@@ -121,13 +119,7 @@ def _refused(address: Address, error: ServerRefusedError) -> EmbodiedError:
     """The same in words of the configuration's keys."""
     cause = error.__cause__
     if isinstance(cause, ssl.SSLCertVerificationError):
-        if cause.verify_code in NAMES_MISMATCH:
-            remedy = (
-                "give the name for which the certificate was made in actor.model.url, or have one made for this name"
-            )
-        else:
-            remedy = "set actor.model.ca_file to the certificates (PEM) of the authority that signed it"
-        return ServerRefusedError(error.message, remedy)
+        return ServerRefusedError(error.message, certificate_fix(cause, URL, AUTHORITY))
     status = getattr(getattr(cause, "response", None), "status_code", None)
     if status in (401, 403):
         return ServerRefusedError(

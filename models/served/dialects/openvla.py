@@ -21,14 +21,14 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
+from embodied.client.tls import certificate_fix
 from embodied.client.wire import LIMITS, read_array
 from embodied.errors import ConfigError, ServerRefusedError, WireError
 
-from . import Address, Busy, Gone, Line, Question, Told
+from . import AUTHORITY, URL, Address, Busy, Gone, Line, Question, Told
 
 ARRAY = "__numpy__"
 MAX_REPLY_BYTES = 16 << 20
-NAMES_MISMATCH = (62, 64)
 
 
 def connect(address: Address, deadline: float) -> Line:
@@ -75,12 +75,9 @@ class OpenVLALine:
         try:
             self._http.connect()
         except ssl.SSLCertVerificationError as error:
-            wrong_name = error.verify_code in NAMES_MISMATCH
             raise ServerRefusedError(
-                f"the certificate of {self._url} cannot be checked: {error.verify_message}",
-                "give the name for which it was made in actor.model.url, or have one made for this name"
-                if wrong_name
-                else "set actor.model.ca_file to the certificates (PEM) of the authority that signed it",
+                f"the certificate of {self._url} is refused: {error.verify_message}",
+                certificate_fix(error, URL, AUTHORITY),
             ) from error
         except OSError as error:
             raise Gone(f"{type(error).__name__}: {error}") from error

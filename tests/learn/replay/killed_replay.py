@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from embodied.learn.replay.ring import Replay
-from embodied.learn.replay.sampling import symmetric
+from embodied.learn.replay.sampling import shown_of, symmetric
 from embodied.lib.whole import write_whole
 from embodied.types import ArraySpec
 
@@ -46,7 +46,8 @@ def main(folder: Path, steps: int) -> None:
     with (folder / "log").open("a", encoding="utf-8") as log:
         for step in range(first, steps):
             ring.append(records(step))
-            batch = ring.batch(symmetric(ring.transitions, ring.demonstrated, 0.5, 7, step, 16))
+            shown = shown_of(16, 0.5, len(ring.transitions), len(ring.demonstrated))
+            batch = ring.batch(symmetric(ring.transitions, ring.demonstrated, shown, 7, step, 16))
             log.write(f"{step} {zlib.crc32(b''.join(values.tobytes() for values in batch.values()))}\n")
             log.flush()
             if step % 4 == 3:

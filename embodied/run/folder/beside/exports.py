@@ -41,18 +41,22 @@ class Exporter:
 
     Args:
         run: folder of the run.
+        base: address of the server of the policy that the run's head changes.
         kept: ``export_safetensors`` false = nothing is ever exported.
 
     Raises:
         ConfigError: the policy has no such format, or a place for uploads cannot be reached from here.
     """
 
-    def __init__(self, run: Path, config: CheckpointConfig, policy: Policy, console: Console) -> None:
+    def __init__(
+        self, run: Path, config: CheckpointConfig, policy: Policy, console: Console, base: str | None = None
+    ) -> None:
         if config.export_safetensors and not (isinstance(policy, Exports) and FORMAT in policy.export_formats):
             raise ConfigError(
                 f"{KEY} is true, and {type(policy).__name__} has no format {FORMAT!r}",
                 f"set {KEY}=false, or give it export_formats and export() (embodied.protocols.Exports)",
             )
+        self._base = [] if base is None else ["--base", base]
         self._folder, self._wanted, self._console = run / FOLDER, config.export_safetensors, console
         self.uploads = Uploads(run.name, config, console)
         self._queue = NewestNext(self._command, self._ended)
@@ -99,7 +103,7 @@ class Exporter:
     def _command(self, source: Path) -> Sequence[str]:
         out = self._out(source)
         shutil.rmtree(out, ignore_errors=True)  # an export that is there is of an older checkpoint in this place
-        return [*PROGRAM, str(source), "--format", FORMAT, "--out", str(out), "--observations", "0"]
+        return [*PROGRAM, str(source), "--format", FORMAT, "--out", str(out), "--observations", "0", *self._base]
 
     def _ended(self, source: Path, failure: str) -> None:
         """Says how an export has failed, or has it uploaded."""

@@ -19,7 +19,7 @@ from typing import Any
 from embodied.errors import CheckpointError, EmbodiedError
 from embodied.lib.files import check_export, check_seal, inside, read_json, reading
 from embodied.lib.spec_json import from_json
-from embodied.lib.trusted import HERE
+from embodied.lib.trusted import HERE, check_addresses
 from embodied.lib.weights_folder import Place
 from embodied.schema.compose.brought import sections
 from embodied.types import EnvSpec
@@ -56,6 +56,7 @@ def read(place: Place) -> Brought:
 
     Raises:
         CheckpointError: a file is damaged, or holds what the schema does not take; it names the file.
+        ConfigError: an exported folder names a server by itself.
     """
     return _of_export(place) if place.is_export else _of_checkpoint(place)
 
@@ -103,6 +104,7 @@ def _of_export(place: Place) -> Brought:
             f"{place.folder} has format {values['format']}, and its policy cannot be built from it alone",
             "export its checkpoint with --format hf, or name the checkpoint itself",
         )
+    check_addresses(model, place.folder)
     model = {key: str(place.folder) if value == HERE else value for key, value in model.items()}
     file = place.file
     if configured is None:

@@ -138,7 +138,7 @@ class AlgorithmConfig(Section):
     bootstrap_type: Literal["standard", "always"] = Field(
         "standard",
         description="gae: which episodes end with the value of their final observation instead of 0. standard = those "
-        "that the step limit cut off; always = those that terminated too.",
+        "that a step limit cut off, the run's or the env's own; always = those that terminated too.",
     )
     value_loss: Literal["huber", "mse"] = Field("huber", description="Loss of the value head.")
     huber_delta: float = Field(10.0, gt=0, description="Error beyond which the Huber loss grows linearly.")

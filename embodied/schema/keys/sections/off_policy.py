@@ -8,6 +8,8 @@ from pydantic import Field
 
 from embodied.schema.keys.base import Section
 
+USUAL_SHARE = 0.5  # symmetric sampling
+
 
 class SacConfig(Section):
     updates_per_record: float = Field(
@@ -67,3 +69,26 @@ class ReplayConfig(Section):
         description="Folder under which the run's records lie, such as one on a fast disk of the machine; null = "
         "replay/ in the run's folder. A resumed run must find them.",
     )
+    demonstrations: list[str] = Field(
+        [],
+        description="Demonstrations that updates learn from beside the run's own records (RLPD, arXiv 2302.02948): "
+        "LeRobot folders, LIBERO .hdf5 files or folders of them, ManiSkill .h5 files, read by data.camera_keys, "
+        "state_keys, action_key, rotate_images and instruction. Each ends with the success of its task.",
+    )
+    demonstrated_share: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description="Share of demonstrations in each update, also of the run's own records in which a human "
+        "intervened; null = 0.5 where there are demonstrations or env.train tells interventions, else 0.",
+    )
+
+    def share(self, intervenes: bool) -> float:
+        """Returns the share of demonstrations in each update.
+
+        Args:
+            intervenes: env.train tells which records a human intervened in.
+        """
+        if self.demonstrated_share is not None:
+            return self.demonstrated_share
+        return USUAL_SHARE if self.demonstrations or intervenes else 0.0
