@@ -139,10 +139,9 @@ class EnvSpec:
     control_hz: float  # control steps a second, used for the frame rate of videos
     restorable: bool = True  # it has get_state and set_state (embodied.protocols.Restorable)
     repeatable: bool = True  # equal starts and equal actions give equal episodes, bit by bit
-    retry_safe: bool = True  # an episode that was lost with its worker may be redone without asking; a robot's may not,
-    # and a robot offers embodied.protocols.SafeStop
-    # names of the whole numbers that a control step tells beside its reward (StepResult.info), int64 each in a record
-    info: tuple[str, ...] = ()
+    retry_safe: bool = True  # an episode that was lost with its worker may be redone; a robot's may not (SafeStop)
+    info: tuple[str, ...] = ()  # names of the whole numbers in StepResult.info, int64 each in a record
+    interventions: bool = False  # a human may override actions (StepResult.intervention)
 
     @property
     def continuous(self) -> ContinuousAction:
@@ -191,6 +190,7 @@ class StepResult(NamedTuple):
     success: bool
     info: Mapping[str, int] = NO_INFO  # numbers under the names in EnvSpec.info; one that is not there counts as 0
     truncated: bool = False  # the env cuts the episode off, e.g. at a step limit of its own; `terminated` goes first
+    intervention: np.ndarray | None = None  # float32 [A], what a human had executed instead of the action; None: nobody
 
 
 class ChunkResult(NamedTuple):
@@ -204,8 +204,8 @@ class ChunkResult(NamedTuple):
     info: Mapping[str, int] = NO_INFO  # EnvSpec.info of the last control step
     progress: float = 0.0  # largest reward of the env's own in the episode so far
     solved_at: int = 0  # control step of the episode with its first success; 0 = none yet
-    # progress features before and after it, float32 [F] each (HasProgressFeatures); None: they are not recorded
-    features: tuple[np.ndarray, np.ndarray] | None = None
+    features: tuple[np.ndarray, np.ndarray] | None = None  # HasProgressFeatures: before and after it, float32 [F] each
+    interventions: Mapping[int, np.ndarray] = MappingProxyType({})  # control step of the chunk → what a human executed
 
 
 @dataclass(frozen=True)

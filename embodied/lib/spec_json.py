@@ -7,6 +7,7 @@
                or {"kind": "discrete", "num_actions": 6}, or {"kind": "text", "max_bytes": 4096}
      "tasks": ["push the cube"], "num_init_states": [10], "max_episode_steps": 50, "control_hz": 20.0,
      "restorable": true, "repeatable": true, "retry_safe": true, "info": ["answer"]}
+                                                                        and "interventions": true, if there may be any
 
 What is read back equals what was written, field by field. ``obs`` is a list because the order of its fields is part of
 the spec. JSON has no infinite number, so a bound that is infinite is the text "inf" or "-inf".
@@ -46,6 +47,7 @@ def to_json(spec: EnvSpec) -> dict[str, Any]:
         "repeatable": spec.repeatable,
         "retry_safe": spec.retry_safe,
         "info": list(spec.info),
+        **({"interventions": True} if spec.interventions else {}),
     }
 
 
@@ -62,7 +64,7 @@ def from_json(data: Any) -> EnvSpec:
             f"an env's spec has version {version!r}, expected {VERSION}",
             "read it with the version of embodied that wrote it, or a newer one",
         )
-    later: dict[str, Any] = {"info": []}  # specs of earlier versions lack these
+    later: dict[str, Any] = {"info": [], "interventions": False}  # specs of earlier versions lack these
     got = _fields("an env's spec", {**later, **data}, {"version", *(field.name for field in fields(EnvSpec))})
     return EnvSpec(
         obs=dict(_list("obs", got["obs"], _obs_field)),
@@ -76,6 +78,7 @@ def from_json(data: Any) -> EnvSpec:
         repeatable=_flag("repeatable", got["repeatable"]),
         retry_safe=_flag("retry_safe", got["retry_safe"]),
         info=_list("info", got["info"], _text),
+        interventions=_flag("interventions", got["interventions"]),
     )
 
 

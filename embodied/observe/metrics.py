@@ -44,6 +44,8 @@ METRICS: dict[str, str] = {
     "pays), its largest value in the episode; 1 = solved; not of texts",
     "rollout/episode_length_mean": "mean length of an episode, control steps",
     "rollout/episodes": "episodes finished in the iteration, count",
+    "rollout/intervention_share": "share of the records in which a human overrode an action, 0..1; only where the env "
+    "declares interventions",
     "rollout/records": "chunk decisions recorded in the iteration, count",
     "rollout/env_steps": "control steps executed in the iteration, count",
     "rollout/env_steps_per_s": "control steps a second of rollout, over all env slots, 1/s",

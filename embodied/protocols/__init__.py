@@ -33,6 +33,7 @@ from embodied.protocols.model_for_env import ChoosesModel as ChoosesModel
 from embodied.protocols.model_for_env import FitsEnv as FitsEnv
 from embodied.protocols.off_policy import BASE as BASE
 from embodied.protocols.off_policy import CHUNK as CHUNK
+from embodied.protocols.off_policy import DEMONSTRATED as DEMONSTRATED
 from embodied.protocols.off_policy import ActorCritic as ActorCritic
 from embodied.protocols.off_policy import Critics as Critics
 from embodied.protocols.off_policy import ReadsDemonstrations as ReadsDemonstrations

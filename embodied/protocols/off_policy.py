@@ -13,6 +13,8 @@ CHUNK = "chunk"
 """Field of a decision: the action that the critics judge, float32 [D] in [−1, 1]."""
 BASE = "base"
 """Field of a decision: what a frozen policy would do here, float32 [D₀]; only where there is such a policy."""
+DEMONSTRATED = "demonstrated"
+"""Field of a record: whether a human overrode one of its actions, bool []; only where ``EnvSpec.interventions``."""
 
 Critics = Literal["learning", "frozen", "target"]
 """Which critics judge: those that learn; the same, whose weights get no gradient; or those that follow them slowly."""
@@ -78,7 +80,13 @@ class ActorCritic(Protocol):
 
 @runtime_checkable
 class ReadsDemonstrations(Protocol):
-    """Interface of an :class:`ActorCritic` that learns from demonstrations, too."""
+    """Interface of an :class:`ActorCritic` that learns from actions that others have chosen, too: demonstrations, and
+    those of a human who overrode it (``EnvSpec.interventions``)."""
+
+    @property
+    def reads_actions(self) -> bool:
+        """Whether it can, as it was built."""
+        ...
 
     def chunks_of(self, actions: Tensor, records: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Makes the chunks by which the policy would have acted so.

@@ -20,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+from embodied.errors import EmbodiedError
 from embodied.evaluation.before_after import gain
 from embodied.learn.actor_critic.learner import ActorCriticLearner
 from embodied.learn.checkpoint.state import Learner as Saved
@@ -120,6 +121,7 @@ def train(
 
     Raises:
         Stopped: a signal came before the first iteration.
+        EmbodiedError: what ended it. Of a robot the last whole iteration is saved before.
     """
     runner, folder = checked.config.runner, Path(checked.config.runner.logger.log_path)
     with stop.cut_short():
@@ -127,31 +129,36 @@ def train(
     advice = NoiseAdvice(checked.config, checked.processes, trainer)
     look = newest_of(folder, [side.config.video_cfg for side in checked.sides])
     rows = earlier(folder, iteration) if checked.processes.is_main else []
-    with reporter.running(iteration, look, rows) as ended, closing(collector), stop.may_end():
-        if iteration < runner.max_epochs or trainer.unlogged:
-            collector.open(stop)
-        reporter.begin(iteration)
-        if iteration == 0 and runner.val_before_train and runner.max_epochs:
-            with reporter.sections("time/eval"), trainer.evaluated():
-                found = evaluator.evaluate(0, trainer.weight_version, stop, collector.workers)
-            reporter.log(0, found)
-            reporter.sections.reset()
-        while iteration < runner.max_epochs or trainer.unlogged:
-            if not trainer.unlogged:  # else an evaluation was stopped, and is all that is left of the iteration
-                saves.keep(iteration)
-                trainer.unlogged = turns.iteration(iteration, stop)
-                iteration += 1
-            found = {}
-            if due(iteration, runner.val_check_interval, runner.max_epochs):
+    try:
+        with reporter.running(iteration, look, rows) as ended, closing(collector), stop.may_end():
+            if iteration < runner.max_epochs or trainer.unlogged:
+                collector.open(stop)
+            reporter.begin(iteration)
+            if iteration == 0 and runner.val_before_train and runner.max_epochs:
                 with reporter.sections("time/eval"), trainer.evaluated():
-                    found = evaluator.evaluate(iteration, trainer.weight_version, stop, collector.workers)
-            # before the save: a resumed run repeats what it lacks
-            _log(reporter, iteration, trainer.unlogged | found, together=checked.config.algorithm.max_staleness > 0)
-            if text := advice.take(trainer.unlogged):
-                reporter.warn(text, "gradient noise")
-            trainer.unlogged = {}
-            saves.save_if_due(iteration)
-            ended()
+                    found = evaluator.evaluate(0, trainer.weight_version, stop, collector.workers)
+                reporter.log(0, found)
+                reporter.sections.reset()
+            while iteration < runner.max_epochs or trainer.unlogged:
+                if not trainer.unlogged:  # else an evaluation was stopped, and is all that is left of the iteration
+                    saves.keep(iteration)
+                    trainer.unlogged = turns.iteration(iteration, stop)
+                    iteration += 1
+                found = {}
+                if due(iteration, runner.val_check_interval, runner.max_epochs):
+                    with reporter.sections("time/eval"), trainer.evaluated():
+                        found = evaluator.evaluate(iteration, trainer.weight_version, stop, collector.workers)
+                # before the save: a resumed run repeats what it lacks
+                _log(reporter, iteration, trainer.unlogged | found, together=checked.config.algorithm.max_staleness > 0)
+                if text := advice.take(trainer.unlogged):
+                    reporter.warn(text, "gradient noise")
+                trainer.unlogged = {}
+                saves.save_if_due(iteration)
+                ended()
+    except EmbodiedError:
+        if iteration and checked.processes.size == 1 and not checked.train.spec.retry_safe:
+            saves.finish(iteration, whole=not trainer.cut_short)  # what a robot has done is dear
+        raise
     return saves.finish(iteration, whole=not trainer.cut_short)
 
 

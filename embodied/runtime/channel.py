@@ -24,12 +24,13 @@ from embodied.errors import EmbodiedError
 
 
 class Kind:
-    """Kinds of messages: reset, step, expert. Plain numbers, since looking up an enum's members is a good part of
-    handling a message."""
+    """Kinds of messages: reset, step, expert, observe. Plain numbers, since looking up an enum's members is a good part
+    of handling a message."""
 
-    RESET: Final = 1  # go to a start and write the first observation into next_row
+    RESET: Final = 1  # go to a start and write the first observation into next_row; −1 = an OBSERVE does
     STEP: Final = 2  # execute the chunk in row, write rewards there and the next observation into next_row
     EXPERT: Final = 3  # let the env's expert act for as many control steps as row takes, and write all of it there
+    OBSERVE: Final = 4  # write the observation of a slot that stands at its start into next_row; of no batch
 
 
 class Command(NamedTuple):

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 
 from embodied.errors import ConfigError
+from embodied.protocols import DEMONSTRATED
 from embodied.runtime.memory import available_memory
 from embodied.types import ArraySpec
 
@@ -51,6 +52,11 @@ def info_fields(names: Iterable[str]) -> dict[str, ArraySpec]:
 def feature_fields(features: int) -> dict[str, ArraySpec]:
     """The field for F ``progress_features``, before and after the record's control steps."""
     return {FEATURES: ArraySpec((2, features), "float32")}
+
+
+def intervention_fields() -> dict[str, ArraySpec]:
+    """The field of an env whose actions a human may override."""
+    return {DEMONSTRATED: ArraySpec((), "bool")}
 
 
 def slab_bytes(fields: Mapping[str, ArraySpec], rows: int) -> int:

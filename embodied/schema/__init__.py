@@ -48,7 +48,6 @@ from embodied.schema.keys.sections.env import RolloutConfig as RolloutConfig
 from embodied.schema.keys.sections.env import VideoConfig as VideoConfig
 from embodied.schema.keys.sections.fsdp import FsdpConfig as FsdpConfig
 from embodied.schema.keys.sections.fsdp import MixedPrecisionConfig as MixedPrecisionConfig
-from embodied.schema.keys.sections.off_policy import INTERVENTION as INTERVENTION
 from embodied.schema.keys.sections.off_policy import ReplayConfig as ReplayConfig
 from embodied.schema.keys.sections.off_policy import SacConfig as SacConfig
 from embodied.schema.keys.sections.perturb import PerturbationConfig as PerturbationConfig

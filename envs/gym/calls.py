@@ -104,6 +104,28 @@ def check_flag(flag: Any, name: str) -> bool:
         ) from None
 
 
+def intervention_of(info: Mapping[Any, Any]) -> np.ndarray | None:
+    """Reads what a human had executed instead of the action: ``info["executed_action"]``, flattened, where
+    ``info["intervention"]`` is true; None where it is not, or not there.
+
+    Raises:
+        SpecMismatchError: there is no such action, or it is no numbers.
+    """
+    if not check_flag(info.get("intervention"), 'info["intervention"]'):
+        return None
+    action = info.get("executed_action")
+    try:
+        if action is None:
+            raise ValueError
+        return np.asarray(action, np.float32).reshape(-1)
+    except (TypeError, ValueError, OverflowError):
+        raise SpecMismatchError(
+            f'info["intervention"] is true, and info["executed_action"] is {action!r}, expected the action that was '
+            "executed",
+            f"let the env, or a wrapper of {KEY}.wrappers, put it there, as its action_space has it",
+        ) from None
+
+
 def _number(value: Any) -> float:
     """One number, also of an array or a tensor that holds one."""
     if isinstance(value, str | bytes):

@@ -16,6 +16,7 @@ from embodied.types import ContinuousAction, DiscreteAction, EnvSpec, Obs, Start
 
 from ..shared.arguments import check_number, check_range
 from ..shared.machine import versions_of
+from .calls import intervention_of
 from .experts import actions_of
 from .facts import GymFacts, alike, ask, facts_of
 from .mapping import MappingSettings, ResolvedMapping, mapping_of, reads
@@ -84,6 +85,8 @@ class GymEnv:
             registers, or that ``entry_point`` makes from ``num_envs`` and ``make_kwargs``. ``wrappers`` are then
             vector wrappers. Such a vector env must restart single copies from their own seeds (:mod:`.vector`).
         control_hz: control steps a second; null = render_fps of the env, or 20.
+        interventions: a human may override actions: where ``info["intervention"]`` is true, ``info["executed_action"]``
+            was executed instead, an action of the env's ``action_space``.
         python: the workers' interpreter (``${env.python}``), which is asked what the env has.
 
     Raises:
@@ -104,6 +107,7 @@ class GymEnv:
         expert: str | None = None, num_init_states: int | None = None, remake: bool = False, repeatable: bool = True,
         kept_envs: int = 10, vectorization: str | None = None, control_hz: float | None = None,
         python: str | None = None, progress_features: Sequence[str] | None = None,
+        interventions: bool = False,
     ) -> None:  # fmt: skip
         if num_init_states is not None:
             check_range(f"{KEY}.num_init_states", num_init_states, 1, SEED_STREAM)
@@ -114,6 +118,12 @@ class GymEnv:
         self._making = making_of(
             id, entry_point, make_kwargs or {}, instruction, tasks, imports, wrappers, variables or {}, vectorization
         )
+        if interventions and vectorization is not None:
+            raise ConfigError(
+                f"{KEY}.interventions is true and {KEY}.vectorization {vectorization}: a human overrides one env, and "
+                "those of a vector env are stepped together",
+                f"set {KEY}.vectorization=null",
+            )
         together = vectorization == VECTOR_ENTRY_POINT
         if together:
             check_together(self._making, remake, expert)
@@ -137,6 +147,12 @@ class GymEnv:
         self._mapped = mapping_of(wanted, self._facts)
         self._num_starts, self._end_on_success = num_init_states, end_on_success
         self._spec = self._make_spec(self._facts, self._mapped, control_hz, repeatable)
+        if interventions and isinstance(self._spec.action, DiscreteAction):
+            raise ConfigError(
+                f"{KEY}.interventions is true, and the env takes one of {self._spec.action.num_actions} actions",
+                f"leave {KEY}.interventions out: what a human overrides is an action of several numbers",
+            )
+        self._spec = replace(self._spec, interventions=interventions)
         self._simulator: Simulator | None = None
         self._solved = False
         if expert is not None:
@@ -252,15 +268,18 @@ class GymEnv:
         self._solved = False
 
     def step(self, action: np.ndarray) -> StepResult:
-        sim = self._sim
+        sim, intervention = self._sim, None
         if not sim.ended:
             sim.step(action)
+            if self._spec.interventions:
+                intervention = intervention_of(sim.values["info"])
             self._solved = self._mapped.success.holds(sim.values)
             if sim.ended:
                 self._mapped.check_end(sim.values)
         else:
             sim.step(action)
-        return self._mapped.result_of(sim.values, self._solved, self._end_on_success)
+        result = self._mapped.result_of(sim.values, self._solved, self._end_on_success)
+        return result if intervention is None else result._replace(intervention=intervention)
 
     def observe(self, out: Obs) -> None:
         values = self._sim.values

@@ -65,6 +65,11 @@ class HeadAround(HeadPolicy):
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return copied
 
+    @property
+    def reads_actions(self) -> bool:
+        """See :attr:`embodied.protocols.ReadsDemonstrations.reads_actions`: no action tells its noise."""
+        return not isinstance(self.head, Latent)
+
     def train(self, mode: bool = True) -> HeadAround:
         """Sets the mode of the head; the base stays in that of evaluations."""
         super().train(mode)

@@ -329,6 +329,11 @@ class HeadPolicy(nn.Module):
         """Builds this policy with the weights of the folder ``model_path``. ``base``: see :mod:`.around`."""
         return HeadPolicy(**self.keys, model_path=model_path)
 
+    @property
+    def reads_actions(self) -> bool:
+        """See :attr:`embodied.protocols.ReadsDemonstrations.reads_actions`."""
+        return True
+
     def flops(self, records: Mapping[str, np.ndarray], training: bool) -> np.ndarray:
         """Counts the actor's FLOPs when it acts. Those of an update are critics' as well: one pass of theirs and of the
         actor, three times for its gradients."""

@@ -198,3 +198,23 @@ if "tests/Walk-v0" not in gymnasium.registry:
     gymnasium.register("tests/Walk-v0", entry_point=Walk, max_episode_steps=6)
 if "tests/Seen-v0" not in gymnasium.registry:
     gymnasium.register("tests/Seen-v0", entry_point=Seen, max_episode_steps=30, vector_entry_point=Together)
+
+
+class Helped(gymnasium.Wrapper):
+    """A human who moves the dot in place of every second action.
+
+    Args:
+        done: what ``info`` says that he did; None = nothing.
+        flag: what it says of whether he did.
+    """
+
+    def __init__(self, env: gymnasium.Env, done: Any = None, flag: Any = True) -> None:
+        super().__init__(env)
+        self._done, self._flag, self._steps = done, flag, 0
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        if self._steps % 2 == 0:
+            info |= {"intervention": self._flag, **({} if self._done is None else {"executed_action": self._done})}
+        return obs, reward, terminated, truncated, info

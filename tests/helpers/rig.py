@@ -22,7 +22,7 @@ from embodied.runtime.remote.local import LocalStarter
 from embodied.runtime.remote.starter import HostStarter
 from embodied.runtime.rollout.rollout import Job, Rollout, Schedule
 from embodied.runtime.rollout.traces import Traces
-from embodied.runtime.slab import Slab, info_fields, runtime_fields
+from embodied.runtime.slab import Slab, info_fields, intervention_fields, runtime_fields
 from embodied.runtime.worker.reward import ShapedReward
 from embodied.testing import DecoderPort, FakeEnv, FakePolicy
 from embodied.types import EpisodeResult, Sampling
@@ -77,6 +77,7 @@ def open_rig(
     net = net or FakePolicy(**(policy or {}))
     net.bind(env.spec)
     own = runtime_fields(net.spec.num_action_chunks) | info_fields(env.spec.info)
+    own |= intervention_fields() if env.spec.interventions else {}
     slab = Slab.create({**env.spec.obs, **net.spec.decision, **own}, rows)
     config = PoolConfig(
         num_slots=slots, num_workers=workers, env_target=target, env_kwargs=env_kwargs,

@@ -111,7 +111,7 @@ def test_without_demonstrations_the_draws_are_those_of_before(tmp_path):
 
 
 def test_own_records_with_a_mark_count_as_demonstrations(tmp_path):
-    made = learner(tmp_path, env=replace(ENV, info=("intervention",)), demonstrations=[])
+    made = learner(tmp_path, env=replace(ENV, interventions=True), demonstrations=[])
     found = collected(made, marks=[0, 1, 0, 0, 1, 0, 1])  # the last is no transition, but what was left in the slab
     share = made.share()
     assert found["train/demonstrations"] == 2

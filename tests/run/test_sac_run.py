@@ -109,6 +109,7 @@ def test_two_processes_learn_together(tmp_path):
         (("algorithm.kl_beta=0.1",), r"algorithm\.kl_beta is for learners"),
         (("algorithm.adv_type=grpo", "algorithm.group_size=2"), "makes no advantages"),
         (("algorithm.max_staleness=2",), "one rollout runs beside an update"),
+        (("algorithm.max_staleness=1", "algorithm.sac.reset_beside_update=true"), "a whole rollout runs beside"),
         (("algorithm.replay.capacity=10",), "would be dropped before"),
         (("algorithm.sampling_params.do_sample=false",), "explores by what the actor draws"),
         (("actor.fsdp_config.strategy=fsdp2",), "not sharded"),

@@ -182,6 +182,22 @@ def test_a_command_is_answered_once_and_its_rows_are_written_by_then(open_port):
     assert opened.port.recv(1, timeout=0.05) == []
 
 
+def test_a_slot_without_a_batch_is_reset_first_and_observed_later(open_port, request):
+    if "batch" in request.node.callspec.id:
+        pytest.skip("slots of a batch are reset and observed in one round")
+    opened, rows = open_port(), [*range(SLOTS)]
+    begun(opened)
+    expected = {name: opened.slab.arrays[name][rows].copy() for name in FakeEnv().spec.obs}
+    for slot in rows:
+        reset(opened, slot, -1)
+    assert {(done.kind, done.observed) for done in all_of(opened, SLOTS)} == {(Kind.RESET, False)}
+    for slot in rows:
+        opened.port.send(Command(Kind.OBSERVE, slot, next_row=SLOTS + slot))
+    assert {(done.kind, done.observed) for done in all_of(opened, SLOTS)} == {(Kind.OBSERVE, True)}
+    for name, values in expected.items():
+        assert (opened.slab.arrays[name][SLOTS : 2 * SLOTS] == values).all(), name
+
+
 def test_an_episode_ends_at_its_limit(open_port):
     opened = open_port()
     for slot in range(SLOTS):

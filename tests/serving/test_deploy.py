@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
 FILE = re.compile(r"^`(\S+)`:\n\n```(?:python|yaml)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMANDS = re.compile(r"^```bash\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-EXPORT, SERVE, ROBOT, SIMULATED, CHECK = (line for text in COMMANDS.findall(PAGE) for line in text.splitlines())
+EXPORT, SERVE, ROBOT, SIMULATED, CHECK, LEARN = (line for text in COMMANDS.findall(PAGE) for line in text.splitlines())
 
 
 def run(command: str, folder: Path, changes: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
@@ -45,8 +45,10 @@ def project(tmp_path: Path) -> Path:
     """A folder with the page's files."""
     found = FILE.findall(PAGE)
     for name, text in found:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
-    assert [name for name, _ in found] == ["guard.yaml", "robot.py", "my_robot.py"]
+    names = ["guard.yaml", "robot.py", "my_robot.py", "helped_robot.py", "learn/env/robot.yaml"]
+    assert [name for name, _ in found] == names
     bear(tmp_path / "guard.yaml", "max_age_s: 0.5", "max_age_s: 30")
     bear(tmp_path / "robot.py", "guard=guard)", "guard=guard, late_limit=99)")
     return tmp_path
@@ -106,6 +108,22 @@ def test_the_robot_of_the_page_is_an_env_that_can_be_stopped(project):
     done = run(CHECK, project, {})
     assert done.returncode == 0, done.stderr
     assert "told to stop" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_robot_of_the_page_learns_beside_a_person(project):
+    small = (
+        "runner.experiment_name=robot runner.max_epochs=3 env.train.max_episode_steps=8 env.eval.max_episode_steps=8 "
+        "env.eval.episodes_per_task=1 algorithm.rollout_epoch=2 algorithm.sac.learning_starts=16 "
+        "actor.global_batch_size=8 actor.micro_batch_size=8 actor.model.hidden=16 runner.val_check_interval=-1 "
+        "env.eval.video_cfg.save_video=false tracker=jsonl"
+    )
+    done = run(LEARN, project, {"runner.experiment_name=robot": small})
+    assert done.returncode == 0, done.stderr
+    lines = (project / "runs" / "robot" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    found = [json.loads(line) for line in lines]
+    assert [line["rollout/intervention_share"] for line in found] == [5 / 8, 0, 0]
+    assert found[-1]["train/optimizer_steps"] > 0
 
 
 @pytest.mark.slow

@@ -27,6 +27,7 @@ from embodied.algorithms.rewards import Rewards
 from embodied.data.demonstrations import Demonstration
 from embodied.errors import CheckpointError, ConfigError, SpecMismatchError
 from embodied.learn.acting import Acting
+from embodied.learn.actor_critic.interventions import check_interventions, take_interventions
 from embodied.learn.actor_critic.memory import Memory, check_capacity, clear, entries_of, entry_fields, with_marks
 from embodied.learn.actor_critic.share import Share
 from embodied.learn.actor_critic.shown import Shown, metrics_of
@@ -44,7 +45,7 @@ from embodied.observe.metrics import Metric
 from embodied.observe.terminal.progress import Phase
 from embodied.parallel.sharding import Parallel
 from embodied.protocols import CHUNK, ActorCritic, CountsFlops, Policy
-from embodied.schema import INTERVENTION, ActorConfig, AlgorithmConfig
+from embodied.schema import ActorConfig, AlgorithmConfig
 from embodied.types import EnvSpec, EpisodeResult, Start
 
 
@@ -111,6 +112,7 @@ class ActorCriticLearner(Stepping):
                 "choose a policy that has: model=head; or another algorithm, e.g. algorithm=grpo",
             )
         self._critics: ActorCritic = self.policy
+        check_interventions(self.env, self._critics)
         wanted, there = self.algorithm.sac.target_critics, self._critics.critics
         if wanted is not None and wanted > there:
             raise ConfigError(
@@ -121,7 +123,7 @@ class ActorCriticLearner(Stepping):
         self.acting = self.make_acting(self.policy, algorithm.max_staleness, self.weight_sync_interval, self.parallel)
         self.engine = StepEngine(self.policy, self.actor, self.parallel, self.iterations, self.max_bad_updates)
         self._group, self._size = self.engine.parallel.group, spec.decision[CHUNK].shape[0]
-        self._ratio = algorithm.replay.share(INTERVENTION in self.env.info)
+        self._ratio = algorithm.replay.share(self.env.interventions)
         self._fields = entry_fields(self.policy, self.env, marked=self._ratio > 0)
         check_capacity(self._fields, algorithm, self._group.size)
         if self.replay is not None:
@@ -135,6 +137,7 @@ class ActorCriticLearner(Stepping):
         entropy = sac.default_target_entropy(self._size) if entropy is None else entropy
         self._loss = Loss(self._critics, algorithm.sac, entropy)
         self._rewards = Rewards(Layout(spec.elements, spec.num_action_chunks), algorithm.reward_type)
+        self._told: dict[str, float] = {}  # metrics of an iteration's records
         self._returns = make_estimator("raw", 1, 1.0, 1.0, False)
         self.engine.rest()
 
@@ -198,7 +201,7 @@ class ActorCriticLearner(Stepping):
         self.updates = due
         self.engine.rest()
         self.cut_short = False
-        return self._metrics(sums), batch
+        return self._metrics(sums) | self._told, batch
 
     def _remember(self, arrays: Mapping[str, np.ndarray], results: Sequence[EpisodeResult]) -> Batch:
         """Appends this rank's records of an iteration to the memory; returns the batch of all ranks' episodes."""
@@ -213,6 +216,9 @@ class ActorCriticLearner(Stepping):
             entries |= {name: told[name].numpy() for name in untold}
         if MARK in self._fields:
             entries = with_marks(entries)
+        marked = take_interventions(self._critics, arrays, mine, entries)
+        if self.env.interventions:
+            self._told = {"rollout/intervention_share": sum(self._group.gather(marked)) / len(batch)}
         clear(entries)
         self.memory.append(entries)
         self.records += len(batch)

@@ -27,7 +27,7 @@ from embodied.run.build.given import ConfiguredEnv, Sides
 from embodied.run.build.shares import only_evaluates, slots_of
 from embodied.run.folder import launches
 from embodied.run.folder.folder import RunFolder
-from embodied.runtime.slab import feature_fields, info_fields, runtime_fields
+from embodied.runtime.slab import feature_fields, info_fields, intervention_fields, runtime_fields
 from embodied.schema.compose.compose import Composed
 from embodied.types import ArraySpec, Noise, PolicySpec, Sampling
 
@@ -251,6 +251,8 @@ def record_fields(sides: Sides, spec: PolicySpec) -> dict[str, ArraySpec]:
     if sides.train.config.reward_mode == "own_successes":
         assert isinstance(sides.train.env, HasProgressFeatures)  # preflight refuses the others
         told |= feature_fields(sides.train.env.num_progress_features)
+    if sides.train.spec.interventions:
+        told |= intervention_fields()
     return {**sides.train.spec.obs, **spec.decision, **runtime_fields(spec.num_action_chunks), **told}
 
 

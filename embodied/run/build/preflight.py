@@ -13,7 +13,7 @@ from embodied.lib.files import checkpoint_near
 from embodied.lib.targets import arguments_of
 from embodied.observe.trackers.services import check_installed
 from embodied.parallel.group import Group
-from embodied.protocols import HasProgressFeatures, SafeStop, SaysHowLong
+from embodied.protocols import Batched, HasProgressFeatures, SafeStop, SaysHowLong
 from embodied.run.build import brought, engine_process, model_for_env, perturbations, shares
 from embodied.run.build.demonstrations import Demonstrated, read_beside
 from embodied.run.build.given import Checked, ConfiguredEnv, Sides
@@ -75,6 +75,8 @@ class Rules:
             yield partial(check_penalty, config, train)
             yield partial(check_start_sampling, config, train)
             yield partial(check_progress_features, train)
+            yield partial(check_interventions, config, train)
+            yield partial(check_resets, config, train)
         if train and evaluation:
             yield partial(shares.check_lanes, config, train, evaluation)
         yield partial(engine_process.check, config, processes)
@@ -226,10 +228,32 @@ def check_progress_features(side: ConfiguredEnv) -> None:
     )
 
 
+def check_interventions(config: schema.Config, side: ConfiguredEnv) -> None:
+    """Refuses interventions of a human where what he did would be learnt from as if the policy had decided it. Raises
+    :class:`ConfigError`."""
+    learns = config.runner.task.by_rewards and not config.runner.only_eval
+    if side.spec.interventions and learns and config.algorithm.learner != "sac":
+        raise ConfigError(
+            "a human may override the actions of env.train (EnvSpec.interventions), and algorithm.learner is "
+            f"{config.algorithm.learner}: a policy gradient learns from what the policy has drawn itself",
+            "set algorithm=sac, which learns from what was executed, whoever chose it",
+        )
+
+
+def check_resets(config: schema.Config, side: ConfiguredEnv) -> None:
+    """Refuses resets beside an update of an env whose slots are stepped together. Raises :class:`ConfigError`."""
+    if config.algorithm.sac.reset_beside_update and isinstance(side.env, Batched):
+        raise ConfigError(
+            f"algorithm.sac.reset_beside_update is true, and {side.config.target} hosts all slots of a worker in one "
+            "simulator, where no slot is reset apart from the others",
+            "leave algorithm.sac.reset_beside_update out",
+        )
+
+
 def check_demonstrated_share(config: schema.Config, side: ConfiguredEnv) -> None:
     """Refuses a share of demonstrations where there can be none. Raises :class:`ConfigError`."""
     replay = config.algorithm.replay
-    if replay.demonstrated_share and not replay.demonstrations and schema.INTERVENTION not in side.spec.info:
+    if replay.demonstrated_share and not replay.demonstrations and not side.spec.interventions:
         raise ConfigError(
             f"algorithm.replay.demonstrated_share is {replay.demonstrated_share:g}, and there are no demonstrations: "
             f"algorithm.replay.demonstrations is empty, and {side.config.target} tells no interventions",

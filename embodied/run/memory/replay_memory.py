@@ -48,7 +48,7 @@ def with_replay(
     if not runs or not isinstance(policy, ActorCritic):
         return taken
     kept, chunk = config.algorithm.replay, policy.spec.num_action_chunks
-    fields = entry_fields(policy, side.spec, kept.share(schema.INTERVENTION in side.spec.info) > 0)
+    fields = entry_fields(policy, side.spec, kept.share(side.spec.interventions) > 0)
     episodes = -(-schema.episodes_per_iteration(config) // processes) * config.runner.max_epochs
     copies = copied_bytes(fields, kept, episodes * (-(-side.max_steps // chunk) + 1))
     return replace(taken, host={**taken.host, "copies of replayed records": copies})

@@ -119,6 +119,11 @@ class Collector:
         with self._reporter.sections("time/rollout"), explains, self._simulators.acting():
             return self._collect(iteration, self._job(iteration, weight_version), stop, also_held, ended)
 
+    def reset_ahead(self, iteration: int, weight_version: int) -> None:
+        """Sends the slots to the starts of an iteration that :meth:`collect` runs next."""
+        if self._workers is not None:
+            self._workers.rollout.reset_ahead(self._share(self.plan(iteration)), self._job(iteration, weight_version))
+
     def ahead(self, iteration: int, weight_version: int) -> None:
         """Plans the episodes of an iteration for slots that find none left in those before."""
         assert self._workers is not None

@@ -2,6 +2,8 @@
 
     usual                          rollout 0   update 0   rollout 1   update 1   rollout 2 …
 
+    algorithm.sac.reset_beside_update      the slots go to the starts of rollout 1 while update 0 is made
+
     algorithm.max_staleness ≥ 1    rollout 0   update 0   update 1   update 2 …      (a thread of its own)
                                                rollout 1  rollout 2  rollout 3 …     (the main thread)
 
@@ -29,8 +31,9 @@ from embodied.errors import Stopped
 from embodied.learn.batch import Batch
 from embodied.learn.ranks.sides import Learner
 from embodied.parallel.group import Group
-from embodied.protocols import Env
+from embodied.protocols import Batched, Env
 from embodied.run.folder.reporter import Reporter
+from embodied.run.folder.saves import due
 from embodied.run.memory.remedies import explained
 from embodied.run.training import metrics
 from embodied.run.training.collector import Collector
@@ -74,8 +77,20 @@ class Synchronous:
         """
         self._trainer.begin_rollout(iteration)
         ran = self._run(iteration, stop)
+        if self._resets_beside_update(iteration + 1):
+            self._collector.reset_ahead(iteration + 1, self._version(iteration))
         updated = self._update(ran, iteration, stop.grants, self._config.actor.num_threads)
         return self._metrics(ran, updated)
+
+    def _resets_beside_update(self, following: int) -> bool:
+        """Returns whether slots go to the starts of the next iteration while the update before it is made. Before an
+        evaluation they do not: it has other starts."""
+        algorithm, runner = self._config.algorithm, self._config.runner
+        if algorithm.learner != "sac" or self._config.env.enable_offload or following >= runner.max_epochs:
+            return False
+        wanted, batched = algorithm.sac.reset_beside_update, isinstance(self._env, Batched)
+        wanted = not (self._env.spec.retry_safe or batched) if wanted is None else wanted
+        return wanted and not due(following, runner.val_check_interval, runner.max_epochs)
 
     def close(self) -> None:
         """Ends what runs beside the iteration; here nothing does."""

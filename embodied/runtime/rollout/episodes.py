@@ -161,6 +161,15 @@ class Episodes:
         return (len(self.results) + begun) / self._total
 
     @property
+    def dropped(self) -> str:
+        """What is lost with the rollout, as a sentence."""
+        whole, records = len(self.results), sum(len(result.rows) for result in self.results)
+        return (
+            f"{whole} whole episodes ({records} records) and {len(self.running)} in progress of this rollout are "
+            f"dropped, {len(self.pending)} were not begun; none was begun twice"
+        )
+
+    @property
     def may_start(self) -> bool:
         """True if an episode waits and there are rows for it."""
         return bool(self.pending) and self._records.free - self.reserved >= self.rows_needed
@@ -171,9 +180,13 @@ class Episodes:
         episode = self.pending.pop(index)
         self.reserved += self.rows_needed
         running = self.running[slot] = Running(episode, next=self._lease(episode))
+        return self.reset(slot, episode, running.next_row)
+
+    def reset(self, slot: int, episode: Episode, next_row: int = -1) -> tuple[Command, Video | None, Draws | None]:
+        """Makes the command that brings a slot to an episode's start, with its video, and its perturbation."""
         start = episode.start
         command = Command(
-            Kind.RESET, slot, next_row=running.next_row, task_id=start.task_id, init_state_id=start.init_state_id,
+            Kind.RESET, slot, next_row=next_row, task_id=start.task_id, init_state_id=start.init_state_id,
             seed=start.seed, max_steps=self.job.max_steps, ignore_terminations=self.job.ignore_terminations,
             video=episode.video is not None, perturbed=episode.perturbed is not None,
             evaluation=self.job.stream == Stream.EVAL_NOISE,

@@ -22,9 +22,9 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from embodied.errors import ConfigError
+from embodied.errors import ConfigError, EmbodiedError
 from embodied.observe.timeline import Timeline
 from embodied.observe.timing import Sections
 from embodied.observe.video.video import Video
@@ -33,6 +33,7 @@ from embodied.runtime.channel import Command, Completion, Kind
 from embodied.runtime.policy.policy_port import Draw, PolicyPort
 from embodied.runtime.ports import EnvPort, Event, Lost, not_redone
 from embodied.runtime.records import RecordStore
+from embodied.runtime.rollout.ahead import Arriving
 from embodied.runtime.rollout.built_tasks import BuiltTasks
 from embodied.runtime.rollout.episodes import Episodes
 from embodied.runtime.rollout.episodes import Job as Job
@@ -43,9 +44,8 @@ from embodied.runtime.rollout.traces import Traces
 from embodied.types import Episode, EpisodeResult
 
 SHARE_INTERVAL_S = 1.0
-GIVEN_UP_IN_A_ROW = (
-    3  # episodes that could not be run, with none between that could; then it is not the episodes' fault
-)
+GIVEN_UP_IN_A_ROW = 3
+"""Episodes that could not be run, with none between that could; then it is not the episodes' fault."""
 
 
 class Rollout:
@@ -58,31 +58,33 @@ class Rollout:
     """
 
     def __init__(
-        self,
-        envs: EnvPort,
-        policy: PolicyPort,
-        records: RecordStore,
-        chunk: int,
-        schedule: Schedule,
-        sections: Sections,
-        traces: Traces | None = None,
-    ) -> None:
+        self, envs: EnvPort, policy: PolicyPort, records: RecordStore, chunk: int, schedule: Schedule,
+        sections: Sections, traces: Traces | None = None,
+    ) -> None:  # fmt: skip
         self._envs, self._policy, self.records, self._chunk = envs, policy, records, chunk
         self._schedule, self._sections = schedule, sections
         self._traces = traces or Traces()
         self._built = BuiltTasks()
+        self._ahead: dict[int, Episode] = {}  # slot → episode to whose start it was sent
 
     def forget(self) -> None:
         """Forget which tasks are built: new workers serve the slots."""
         self._built = BuiltTasks()
 
+    def reset_ahead(self, plan: Sequence[Episode], job: Job) -> None:
+        """Sends slots to the starts of the first episodes of ``plan``, and returns at once. :meth:`collect` is to be
+        given the same next. No slot may have a command, nor be one of a batch."""
+        booked = Episodes(plan, job, self.records, self._chunk)
+        for slot in [slot for slot in self._envs.up if slot < job.num_slots][: len(plan)]:
+            index = self._built.pick(self._envs.simulators_of(slot), booked.pending, self._ahead.values())
+            self._ahead[slot] = booked.pending.pop(index)
+            self._envs.send(*booked.reset(slot, self._ahead[slot]))
+        self._envs.flush()
+
     def collect(
-        self,
-        plan: Sequence[Episode],
-        job: Job,
-        on_episode: Callable[[EpisodeResult], None] = lambda result: None,
+        self, plan: Sequence[Episode], job: Job, on_episode: Callable[[EpisodeResult], None] = lambda result: None,
         on_share: Callable[[float], None] = lambda share: None,
-    ) -> tuple[list[EpisodeResult], RolloutStats]:
+    ) -> tuple[list[EpisodeResult], RolloutStats]:  # fmt: skip
         """Runs every episode of ``plan``; returns results in the plan's order, and counts. ``on_share`` gets the share
         that is done.
 
@@ -112,9 +114,15 @@ class Rollout:
     ) -> tuple[list[EpisodeResult], RolloutStats]:  # fmt: skip
         booked = Episodes(plan, job, self.records, self._chunk)
         self._check_rows(len(plan) if job.keep_records else 1, job)
-        run = self._begin(booked, job)
+        (run := self._begin(booked, job)).expect(self._ahead)
+        self._ahead = {}
         run.start_episodes()
-        self._until_ended(booked, lambda: self._advance(run, on_episode), on_share)
+        try:
+            self._until_ended(booked, lambda: self._advance(run, on_episode), on_share)
+        except EmbodiedError as error:
+            if job.keep_records and not job.retry_safe:
+                error.message += f"\n{booked.dropped}"
+            raise
         with self._sections("rollout/policy"):
             run.value_final_observations()
         stats = run.close()
@@ -181,6 +189,13 @@ class Run:
         self._ready: dict[int, float] = {}  # slot → since when its observation waits for the policy, in that order
         self._restarts = envs.restarts
         self._given_up = 0  # episodes in a row
+        self._arriving = Arriving()
+
+    def expect(self, ahead: Mapping[int, Episode]) -> None:
+        """Begins the episodes to whose starts slots were sent (:meth:`Rollout.reset_ahead`)."""
+        self._idle = deque(slot for slot in self._idle if slot not in ahead)
+        self._working.update(ahead)
+        self._arriving = Arriving.of(ahead, self.episodes, self.timeline, time.monotonic())
 
     # -- when --------------------------------------------------------------------------------------------------------
 
@@ -240,6 +255,9 @@ class Run:
 
     def _complete(self, done: Completion) -> list[EpisodeResult]:
         self._working.discard(done.slot)
+        if done.slot in self._arriving.observes:
+            self._arrive(done)
+            return []
         first = {"reset": done.reset_s} if done.kind == Kind.RESET else {"step": done.step_s + done.video_s}
         parts = {"round": done.round_s} if done.round_s else {**first, "render": done.render_s}
         self.timeline.worked(done.slot, done.began, parts, waits=not done.ended)
@@ -251,6 +269,15 @@ class Run:
         self._given_up = 0
         return [result]
 
+    def _arrive(self, done: Completion) -> None:
+        """Lets a slot that was reset ahead observe; one whose episode is not run here is idle."""
+        command = self._arriving.arrive(done, self.timeline)
+        if command is None:
+            self._idle.append(done.slot)
+            return
+        self.episodes.running[done.slot].stats.add(done)
+        self._send(command)
+
     def _lose(self, lost: Lost) -> None:
         slot = lost.slot
         self._built.forget(slot)  # of slots that shared simulators, all are lost, and these have the number of one
@@ -259,14 +286,15 @@ class Run:
         self.timeline.lost(slot)
         self._working.discard(slot)
         self._ready.pop(slot, None)
+        self._arriving.observes.pop(slot, None)
         if slot in self._asked:
             self._asked.remove(slot)
             self._policy.cancel(slot)
         if slot in self._idle:
             self._idle.remove(slot)
+        if slot in self.episodes.running and not self.episodes.job.retry_safe:
+            raise not_redone(f"episode {self.episodes.running[slot].episode.episode_id}", lost) from lost.error
         episode = self.episodes.requeue(slot)
-        if episode is not None and not self.episodes.job.retry_safe:
-            raise not_redone(f"episode {episode.episode_id}", lost) from lost.error
         if episode is not None and lost.suspects:
             self._blame(lost, episode)
 

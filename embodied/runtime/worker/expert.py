@@ -28,7 +28,7 @@ from embodied.protocols import Env, Expert, MistakenExpert
 from embodied.random import Stream, generator
 from embodied.runtime.channel import Command, Completion, Kind, Ring
 from embodied.runtime.slab import Slab
-from embodied.runtime.worker.slot import Slot, start_of
+from embodied.runtime.worker.slot import Slot, intervention_of, start_of
 from embodied.types import ArraySpec, ContinuousAction, EnvSpec
 
 MAX_STEPS = 32
@@ -164,6 +164,9 @@ class _Attempt:
             self._observe(row, k)
             arrays["actions"][row, k], executed = self._disturbed(action)
             result = self.env.step(executed)
+            if result.intervention is not None:
+                which = f"of control step {self._steps + 1}"
+                arrays["actions"][row, k] = intervention_of(result.intervention, self.env.spec, which)
             arrays["rewards"][row, k], arrays["successes"][row, k] = result.reward, result.success
             self._steps += 1
             if self._shown:

@@ -14,7 +14,7 @@ import numpy as np
 from embodied.errors import RunFolderError, SpecMismatchError
 from embodied.observe.terminal.window import Window
 from embodied.observe.video.video import Video, VideoWriter
-from embodied.protocols import Reward
+from embodied.protocols import DEMONSTRATED, Reward
 from embodied.runtime.channel import Command
 from embodied.runtime.slab import FEATURES, INFO, Slab
 from embodied.runtime.worker.perturb import Disturbance
@@ -69,6 +69,7 @@ class Slot:
         self._features = None if command.evaluation else self._features_of
         self._seen = None if self._features is None else (self._read(self._features),) * 2
         self._ignore_terminations = command.ignore_terminations
+        self._evaluation, self._overridden = command.evaluation, False
         self.video_s = self.shown_s = 0.0
         self._pictured = None
         if video is not None:
@@ -95,6 +96,7 @@ class Slot:
         self.video_s = self.shown_s = 0.0
         self._success = self._terminated = self._cut_off = False
         self._told = NO_INFO
+        self._interventions: dict[int, np.ndarray] = {}
 
     def executed(self, actions: np.ndarray) -> np.ndarray:
         """Returns the actions to execute for a chunk that the policy decided, [K, …]: perturbed if the episode is."""
@@ -104,8 +106,13 @@ class Slot:
         """Count one control step that has been made. Returns whether the episode goes on.
 
         Raises:
-            SpecMismatchError: its reward is not finite.
+            SpecMismatchError: its reward is not finite, or what a human did instead is no action of the env.
         """
+        if result.intervention is not None:
+            done = intervention_of(result.intervention, self._spec, f"of control step {self._steps + 1}")
+            self._interventions[self._done], self._overridden = done, True
+        if self._overridden and self._evaluation:
+            result = result._replace(success=False)  # what a human has helped to solve, the policy has not
         self._rewards[self._done] = reward = self._reward(result)
         if not math.isfinite(reward):
             raise _not_finite(reward, self._steps + 1, self._start)
@@ -133,7 +140,7 @@ class Slot:
         """Result of the control steps since :meth:`begin_chunk`."""
         return ChunkResult(
             self._rewards, self._done, self._terminated, self._cut_off, self._success, self._told, self._progress,
-            self._solved_at, self._seen,
+            self._solved_at, self._seen, self._interventions,
         )  # fmt: skip
 
     def _read(self, features: Callable[[], np.ndarray]) -> np.ndarray:
@@ -249,6 +256,45 @@ class WorkerRows:
             array[row] = result.info.get(name, 0)
         if result.features is not None:
             arrays[FEATURES][row] = result.features
+        for step, action in result.interventions.items():
+            arrays["actions"][row, step] = action
+        if DEMONSTRATED in arrays:
+            arrays[DEMONSTRATED][row] = bool(result.interventions)
+
+
+def intervention_of(given: object, spec: EnvSpec, which: str) -> np.ndarray:
+    """Returns what a human had executed instead of an action, in an array of its own: float32 [A].
+
+    Args:
+        which: e.g. "of control step 3".
+
+    Raises:
+        SpecMismatchError: the env declares no interventions, or this is no action of it.
+    """
+    if not spec.interventions:
+        raise SpecMismatchError(
+            f"the intervention {which}: a human overrode the action, and the env declares that nobody does",
+            "let the env's spec say interventions=True (EnvSpec.interventions)",
+        )
+    low, high = (np.asarray(bounds, np.float32) for bounds in (spec.action_low, spec.action_high))
+    try:
+        with np.errstate(over="ignore"):  # what is too large for float32 is infinite, and refused
+            found = np.array(given, np.float32)
+        fault = f"is {_shown(given)}" if found.shape != low.shape else ""
+    except (TypeError, ValueError, OverflowError):
+        found, fault = low, f"is {_shown(given)}"
+    if not fault and not np.isfinite(found).all():
+        fault = f"has {found[~np.isfinite(found)][0]}"
+    if not fault and (wrong := np.flatnonzero((found < low) | (found > high))).size:
+        first = int(wrong[0])
+        fault = f"has {found[first]} as number {first}, outside of {low[first]} to {high[first]}"
+    if fault:
+        raise SpecMismatchError(
+            f"the intervention {which} {fault}, expected the executed action: {len(low)} finite float32 numbers within "
+            "the bounds of the env's actions",
+            "let the env report what was executed in the units of its actions, and clip it where its controller does",
+        )
+    return found
 
 
 def _shown(given: object) -> str:

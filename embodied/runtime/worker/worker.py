@@ -68,6 +68,12 @@ class Singles:
             raise
 
     def _do(self, command: Command) -> Completion:
+        if command.kind == Kind.OBSERVE:
+            env, slot = self._envs[command.slot]
+            began = time.monotonic()
+            return Completion(
+                Kind.OBSERVE, command.slot, began=began, render_s=self._observe(env, slot, command.next_row)
+            )
         return self._reset(command) if command.kind == Kind.RESET else self._step(command)
 
     def _reset(self, command: Command) -> Completion:
@@ -80,8 +86,9 @@ class Singles:
             _move_cameras(env, disturbance)
         slot.begin(command, video, disturbance)
         reset_s = time.monotonic() - began
-        render_s = self._observe(env, slot, command.next_row)
-        return Completion(Kind.RESET, command.slot, began=began, reset_s=reset_s, render_s=render_s)
+        observed = command.next_row >= 0
+        render_s = self._observe(env, slot, command.next_row) if observed else 0.0
+        return Completion(Kind.RESET, command.slot, observed=observed, began=began, reset_s=reset_s, render_s=render_s)
 
     def _step(self, command: Command) -> Completion:
         env, slot = self._envs[command.slot]

@@ -89,6 +89,12 @@ def _check_sizes(algorithm: AlgorithmConfig) -> None:
             "beside an update, no more",
             "set algorithm.max_staleness=1 or 0",
         )
+    if algorithm.max_staleness and algorithm.sac.reset_beside_update:
+        raise ConfigError(
+            "algorithm.sac.reset_beside_update is true, and with algorithm.max_staleness=1 a whole rollout runs beside "
+            "the update, with its resets",
+            "leave algorithm.sac.reset_beside_update out",
+        )
 
 
 def _check_others(config: Config) -> None:

@@ -101,6 +101,12 @@ def check_hosts(side: ConfiguredEnv, config: schema.Config, processes: Group) ->
             "process itself can stop safely",
             f"leave {key} out",
         )
+    if side.spec.interventions:
+        raise ConfigError(
+            f"{said}, and a human may override the actions of env.{side.name} (EnvSpec.interventions), which a node "
+            "does not tell",
+            f"leave {key} out",
+        )
     if placed and hosts not in (0, placed):
         raise ConfigError(
             f"cluster.simulator_hosts is {hosts}, and cluster.component_placement gives a process {placed} of them",

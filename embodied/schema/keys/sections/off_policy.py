@@ -9,8 +9,6 @@ from pydantic import Field
 from embodied.schema.keys.base import Section
 
 USUAL_SHARE = 0.5  # symmetric sampling
-INTERVENTION = "intervention"
-"""What an env tells of a step (``EnvSpec.info``) in which a human acted in the policy's place."""
 
 
 class SacConfig(Section):
@@ -45,6 +43,12 @@ class SacConfig(Section):
     )
     target_entropy: float | None = Field(
         None, description="Entropy of a chunk that the temperature aims at, nats; null = −1 for each of its numbers."
+    )
+    reset_beside_update: bool | None = Field(
+        None,
+        description="The first resets of an iteration begin when the last episode before it has ended, beside the "
+        "updates; the weights that act are those after the updates, as ever. null = of a robot "
+        "(EnvSpec.retry_safe=False).",
     )
     learn_temperature: bool = Field(
         True, description="Learn the weight of the entropy; false = it stays actor.model.temperature."
