@@ -31,13 +31,21 @@ def frozen_policy(folder: str) -> Policy:
 
     Raises:
         CheckpointError: nothing of that kind is there, or it is damaged.
-        ConfigError: it names code that is none of this library's.
+        ConfigError: it names code that is none of this library's, or the server of a policy.
     """
     found = find(folder)
     if found.is_export:
         return exported.open_export(found.folder).policy
     origin = origin_of(found.folder, read_meta(found.folder))
     check_trusted(origin.target, origin.kwargs, found.folder)
+    within = origin.kwargs.get("base")
+    if isinstance(within, Mapping) and within.get("url"):  # nothing connects to an address that a folder names
+        raise ConfigError(
+            f"{found.folder} changes what a policy behind {within['url']} does, and its server is named by the folder "
+            "alone",
+            f"serve both as one, python -m embodied.tools.serve {folder} --base {within['url']} --port 8766, and set "
+            "actor.model.base.url=ws://127.0.0.1:8766 in place of actor.model.base.folder",
+        )
     return restore(found.folder).policy
 
 

@@ -23,6 +23,7 @@ from embodied.client import Client
 from embodied.errors import ConfigError, PolicyChangedError, ServerLostError, printed
 from embodied.learn.checkpoint.checkpoint import Checkpoints
 from embodied.learn.checkpoint.exported import open_export, read_export
+from embodied.learn.frozen import frozen_policy
 from embodied.learn.origin import Origin
 from embodied.protocols import AnswersLater, NamesWeights
 from embodied.serving.loading import load
@@ -130,6 +131,8 @@ def test_it_is_served_around_a_base_that_the_command_names(tmp_path: Path):
         with pytest.raises(ConfigError, match="named by the folder alone") as caught:
             load(path)
         assert f"--base {url}" in printed(caught.value)
+        with pytest.raises(ConfigError, match="named by the folder alone"):
+            frozen_policy(str(path))
         policy, env, _ = load(path, base=url)
         head: Any = policy
         try:
