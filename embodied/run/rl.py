@@ -74,7 +74,7 @@ def run(checked: Checked, console: Console, stop: StopSignal) -> None:
             trainer = make_learner(config, sides, model, processes, folder, lambda: stop.wanted)
         if isinstance(trainer, ActorCriticLearner):
             opened.enter_context(closing(trainer))
-            show_demonstrations(trainer, checked, console)
+            show_demonstrations(trainer, checked.demonstrations.train, side.config.reward_coef, console)
         origin, saved = origin_of(config, side), cast(Saved, trainer)  # where there is none, nothing is saved
         saves = Saves(session.folder, config, saved, model.sharding, reporter, origin, processes)
         opened.enter_context(closing(saves))

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from embodied.data.demonstrations import Demonstration
 from embodied.errors import ConfigError
 from embodied.learn.actor_critic.learner import ActorCriticLearner
 from embodied.learn.ranks.deal import Dealer
@@ -20,7 +19,7 @@ from embodied.observe.terminal.console import Console
 from embodied.parallel.acting_replica import acting_dtypes
 from embodied.parallel.group import Group
 from embodied.protocols import HasProgressFeatures
-from embodied.run.build.given import Checked, ConfiguredEnv, Sides
+from embodied.run.build.given import ConfiguredEnv, Sides
 from embodied.run.build.policy import Model, record_fields, sampling
 from embodied.schema import Config
 
@@ -66,18 +65,23 @@ def _make_actor_critic(config: Config, side: ConfiguredEnv, model: Model, folder
     )  # fmt: skip
 
 
-def show_demonstrations(learner: ActorCriticLearner, checked: Checked, console: Console) -> None:
+def show_demonstrations(
+    learner: ActorCriticLearner, episodes: Sequence[Any], reward: float, console: Console
+) -> None:  # fmt: skip
     """Gives a learner the demonstrations of ``algorithm.replay.demonstrations``, and says if it can follow few of them.
     A dry run gives none.
+
+    Args:
+        episodes: demonstrated ones (:class:`embodied.data.demonstrations.Demonstration`), or none.
+        reward: of the success that ends each.
 
     Raises:
         EmbodiedError: see :meth:`ActorCriticLearner.show`.
     """
-    episodes, side = checked.demonstrations.train, checked.train
     if not episodes or learner.replay is None:
         return
     learner.show(
-        cast(Sequence[Demonstration], episodes), side.config.reward_coef,
+        episodes, reward,
         partial(console.progress, "asking the base about demonstrated observations"),
     )  # fmt: skip
     assert learner.shown is not None
