@@ -20,7 +20,7 @@ from .calls import intervention_of
 from .experts import actions_of
 from .facts import GymFacts, alike, ask, facts_of
 from .mapping import MappingSettings, ResolvedMapping, mapping_of, reads
-from .settings import ASYNC, KEY, VECTOR_ENTRY_POINT, check_together, making_of
+from .settings import ASYNC, KEY, VECTOR_ENTRY_POINT, check_interventions, check_together, making_of
 from .simulator import Simulator, prepare
 from .sources import RENDER
 
@@ -118,12 +118,6 @@ class GymEnv:
         self._making = making_of(
             id, entry_point, make_kwargs or {}, instruction, tasks, imports, wrappers, variables or {}, vectorization
         )
-        if interventions and vectorization is not None:
-            raise ConfigError(
-                f"{KEY}.interventions is true and {KEY}.vectorization {vectorization}: a human overrides one env, and "
-                "those of a vector env are stepped together",
-                f"set {KEY}.vectorization=null",
-            )
         together = vectorization == VECTOR_ENTRY_POINT
         if together:
             check_together(self._making, remake, expert)
@@ -147,11 +141,8 @@ class GymEnv:
         self._mapped = mapping_of(wanted, self._facts)
         self._num_starts, self._end_on_success = num_init_states, end_on_success
         self._spec = self._make_spec(self._facts, self._mapped, control_hz, repeatable)
-        if interventions and isinstance(self._spec.action, DiscreteAction):
-            raise ConfigError(
-                f"{KEY}.interventions is true, and the env takes one of {self._spec.action.num_actions} actions",
-                f"leave {KEY}.interventions out: what a human overrides is an action of several numbers",
-            )
+        if interventions:
+            check_interventions(self._spec.action, vectorization)
         self._spec = replace(self._spec, interventions=interventions)
         self._simulator: Simulator | None = None
         self._solved = False

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from embodied.errors import ConfigError, UnknownKeyError, did_you_mean
+from embodied.types import ActionSpec, DiscreteAction
 
 KEY = "env.train"
 SYNC, ASYNC, VECTOR_ENTRY_POINT = VECTORIZATIONS = ("sync", "async", "vector_entry_point")
@@ -82,6 +83,21 @@ def making_of(
     wrapping = tuple(_wrapper(entry, number) for number, entry in enumerate(wrappers))
     texts = {name: str(value) for name, value in variables.items()}
     return Making(tuple(found), tuple(imports), wrapping, texts, vectorization)
+
+
+def check_interventions(action: ActionSpec, vectorization: str | None) -> None:
+    """Refuses interventions where no human can override an action. Raises :class:`ConfigError`."""
+    if vectorization is not None:
+        raise ConfigError(
+            f"{KEY}.interventions is true and {KEY}.vectorization {vectorization}: a human overrides one env, and "
+            "those of a vector env are stepped together",
+            f"set {KEY}.vectorization=null",
+        )
+    if isinstance(action, DiscreteAction):
+        raise ConfigError(
+            f"{KEY}.interventions is true, and the env takes one of {action.num_actions} actions",
+            f"leave {KEY}.interventions out: what a human overrides is an action of several numbers",
+        )
 
 
 def check_together(making: Making, remake: bool, expert: str | None) -> None:

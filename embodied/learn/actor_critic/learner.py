@@ -35,7 +35,7 @@ from embodied.learn.actor_critic.transitions import transitions_at
 from embodied.learn.actor_critic.update import MEASURED, Draws, Loss, Transitions
 from embodied.learn.batch import Batch
 from embodied.learn.lagged import acting_of
-from embodied.learn.replay.demonstrations import MARK, Entries, Joined
+from embodied.learn.replay.demonstrations import Entries, Joined
 from embodied.learn.replay.ring import Replay
 from embodied.learn.score.batches import gather_numbers, make_batch
 from embodied.learn.score.start_memory import StartMemory
@@ -44,7 +44,7 @@ from embodied.learn.watch import Passed, Watch, unwatched
 from embodied.observe.metrics import Metric
 from embodied.observe.terminal.progress import Phase
 from embodied.parallel.sharding import Parallel
-from embodied.protocols import CHUNK, ActorCritic, CountsFlops, Policy
+from embodied.protocols import CHUNK, DEMONSTRATED, ActorCritic, CountsFlops, Policy
 from embodied.schema import ActorConfig, AlgorithmConfig
 from embodied.types import EnvSpec, EpisodeResult, Start
 
@@ -210,11 +210,11 @@ class ActorCriticLearner(Stepping):
         mine = [result for result in results if result.rank == self._group.rank]
         names = [name for name in self._fields if name in arrays]
         entries = entries_of(arrays, mine, names)
-        if untold := [name for name in self._fields if name not in (*names, MARK)]:
+        if untold := [name for name in self._fields if name not in (*names, DEMONSTRATED)]:
             rows = entries_of({"row": np.arange(len(arrays["num_steps"]))}, mine, ["row"])["row"]
             told = self.policy.encode_instructions(instructions.of_rows(self.env, arrays, rows))
             entries |= {name: told[name].numpy() for name in untold}
-        if MARK in self._fields:
+        if DEMONSTRATED in self._fields:
             entries = with_marks(entries)
         marked = take_interventions(self._critics, arrays, mine, entries)
         if self.env.interventions:

@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 
 from embodied.errors import ConfigError
-from embodied.learn.replay.demonstrations import MARK
 from embodied.learn.replay.ring import Replay, most_records
 from embodied.learn.replay.segments import LARGE, Layout
-from embodied.protocols import CHUNK, ActorCritic, Policy
+from embodied.protocols import CHUNK, DEMONSTRATED, ActorCritic, Policy
 from embodied.schema import AlgorithmConfig, ReplayConfig
 from embodied.types import ArraySpec, EnvSpec, EpisodeResult
 
@@ -107,7 +106,7 @@ def entry_fields(policy: Policy, env: EnvSpec, marked: bool) -> dict[str, ArrayS
     return {
         **found, CHUNK: spec.decision[CHUNK], "rewards": ArraySpec((chunk,), "float32"),
         "num_steps": ArraySpec((), "int32"), "terminated": ArraySpec((), "bool"),
-        **({MARK: ArraySpec((), "bool")} if marked else {}),
+        **({DEMONSTRATED: ArraySpec((), "bool")} if marked else {}),
     }  # fmt: skip
 
 
@@ -147,9 +146,9 @@ def entries_of(
 
 
 def with_marks(entries: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Adds the field :data:`MARK` to n entries: False where the slab does not say that a human acted."""
-    marks = entries[MARK] if MARK in entries else np.zeros(len(entries["num_steps"]))
-    return {**entries, MARK: marks.astype(bool)}
+    """Adds the field :data:`DEMONSTRATED` to n entries: False where the slab does not say that a human acted."""
+    marks = entries[DEMONSTRATED] if DEMONSTRATED in entries else np.zeros(len(entries["num_steps"]))
+    return {**entries, DEMONSTRATED: marks.astype(bool)}
 
 
 def clear(entries: Mapping[str, np.ndarray]) -> None:
@@ -159,8 +158,8 @@ def clear(entries: Mapping[str, np.ndarray]) -> None:
     entries["rewards"][np.arange(entries["rewards"].shape[1]) >= steps[:, None]] = 0
     entries["terminated"][steps == 0] = False
     entries[CHUNK][steps == 0] = 0
-    if MARK in entries:
-        entries[MARK][steps == 0] = False
+    if DEMONSTRATED in entries:
+        entries[DEMONSTRATED][steps == 0] = False
 
 
 def _rows(result: EpisodeResult) -> list[int]:

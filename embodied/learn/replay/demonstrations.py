@@ -18,12 +18,11 @@ import numpy as np
 from embodied.data.samples import SampleSource
 from embodied.errors import SpecMismatchError
 from embodied.learn.replay.segments import LARGE
+from embodied.protocols import DEMONSTRATED
 from embodied.types import ArraySpec
 
 READ = 64  # samples that are read at a time
-MARK = "demonstrated"
-"""Field of an entry that counts as a demonstration."""
-OWN_FIELDS = ("rewards", "num_steps", "terminated", "truncated", MARK)
+OWN_FIELDS = ("rewards", "num_steps", "terminated", "truncated", DEMONSTRATED)
 """Fields that an episode's length tells; all others are observed, done or told."""
 Arrays = Mapping[str, np.ndarray]
 
@@ -159,7 +158,7 @@ class Demonstrated:
         return {
             "rewards": np.float32(self._reward) * (np.arange(1, self._chunk + 1) == left[:, None]).astype(np.float32),
             "num_steps": np.minimum(left, self._chunk).astype(np.int32), "terminated": last,
-            "truncated": np.zeros(len(left), bool), MARK: np.ones(len(left), bool),
+            "truncated": np.zeros(len(left), bool), DEMONSTRATED: np.ones(len(left), bool),
         }  # fmt: skip
 
 
