@@ -68,7 +68,8 @@ STAND_INS = {
     "embodied.run.build.demonstrations.read_episodes": lambda config, spec, kwargs: Demonstrated((), ()),
     "embodied.report.read": lambda *given: SimpleNamespace(evaluation_alone=True),
     "embodied.learn.checkpoint.metadata.read_meta": lambda folder: SimpleNamespace(iteration=1, steps=0),
-    "embodied.learn.origin.restore": lambda folder, device: (Exportable(), None),
+    "embodied.serving.loading.named_base": lambda folder, url: {},
+    "embodied.learn.origin.restore": lambda folder, device, keys: (Exportable(), None),
     "embodied.tools.export.examples_of": lambda *given: (None, []),
     "embodied.serving.loading.load": lambda *given: loaded(),
 }
