@@ -13,7 +13,7 @@ import numpy as np
 
 from embodied.errors import AssetsMissingError
 
-from .memory import free_assets, free_description
+from .memory import free_assets, free_description, unreserved
 from .plus.files import paths_of
 from .plus.scenes import teach
 from .process import quiet
@@ -54,6 +54,7 @@ def build(bddl_file: str, keep_assets: bool) -> tuple[Any, BeforeReset]:
         env.reset()
         del env.env._reset_internal
         free_description()
+    unreserved(env.env.sim.data._data)
     np.random.set_state(others)
     if not keep_assets:
         free_assets()

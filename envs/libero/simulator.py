@@ -30,7 +30,7 @@ from .build import build, check_size, reset_with
 from .control import make_control
 from .goals import Goals, place_of
 from .grasps import Boxes
-from .memory import copy_data
+from .memory import copy_data, unreserved
 from .rendering import Offscreen, Pictures
 
 CONTROL_HZ = 20
@@ -90,7 +90,7 @@ class TaskSimulator:
         self._model, self._data = self._domain.sim.model._model, self._domain.sim.data._data
         # positions and velocities are all that the controller reads, so it needs only the first half of MuJoCo's step
         self._domain.sim.forward = functools.partial(mujoco.mj_step1, self._model, self._data)
-        self._shown_data = mujoco.MjData(self._model)  # positions that the sensors saw, for rendering
+        self._shown_data = unreserved(mujoco.MjData(self._model))  # positions that the sensors saw, for rendering
         self._fingers = np.array(self._robot._ref_gripper_joint_pos_indexes)
         self._camera_ids = {name: self._domain.sim.model.camera_name2id(name) for name in pictures.cameras}
         self._control, self._goals = make_control(self._domain), Goals(self._domain)
@@ -242,7 +242,7 @@ class TaskSimulator:
         Args:
             before: what was put away for the same slot last time; its memory is used again.
         """
-        data = self._mujoco.MjData(self._model) if before is None else before.data
+        data = unreserved(self._mujoco.MjData(self._model)) if before is None else before.data
         copy_data(self._model, self._data, data)
         return Suspended(data, copy.deepcopy(self._beside_physics()), self._goals.open, self._pictures)
 

@@ -1,7 +1,9 @@
 """What simulators leave in memory: MuJoCo's leftovers of a build, pages that are given back."""
 
+import ctypes
 import mmap
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -11,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from embodied.envs.libero import memory
-from embodied.envs.shared.memory import release
+from embodied.envs.shared.memory import release, unreserve
 
 from embodied.errors import ConfigError
 
@@ -28,6 +30,49 @@ def test_released_pages_read_as_zero_and_their_neighbours_stay():
     assert (pages[last:] == 7).all()
     assert last - first >= 2 * mmap.PAGESIZE
     assert not pages[first:last].any()
+
+
+def flags_at(address):
+    """What the kernel notes of the memory at an address: ``ac`` = it is promised."""
+    lines = Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines()
+    ranges = [n for n, line in enumerate(lines) if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line)]
+    for first, end in zip(ranges, [*ranges[1:], len(lines)], strict=True):
+        low, high = (int(part, 16) for part in lines[first].split()[0].split("-"))
+        if low <= address < high:
+            return next(line for line in lines[first:end] if line.startswith("VmFlags")).split()[1:]
+    raise AssertionError("no memory is there")
+
+
+@pytest.fixture
+def block():
+    """A block of 256 MiB, written at both ends and freed as its maker frees it."""
+    library = ctypes.CDLL(None)
+    library.aligned_alloc.restype, library.aligned_alloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t] * 2
+    library.free.argtypes = [ctypes.c_void_p]
+    address = library.aligned_alloc(64, 256 * MB)
+    ctypes.memset(address, 7, 10_000)
+    ctypes.memset(address + 256 * MB - 10_000, 7, 10_000)
+    yield address
+    library.free(address)
+    with pytest.raises(AssertionError):
+        flags_at(address + 128 * MB)
+
+
+def test_a_reserve_is_not_promised_and_its_beginning_stays(block):
+    assert "ac" in flags_at(block + MB)
+    assert unreserve(block, 256 * MB, 10_000)
+    assert "ac" not in flags_at(block + MB)
+    assert ctypes.string_at(block, 10_000) == bytes([7]) * 10_000
+    assert ctypes.string_at(block + 128 * MB, 100) == bytes(100)
+    ctypes.memset(block + MB, 1, MB)  # it can be written to as before
+    assert ctypes.string_at(block + 2 * MB - 1, 2) == b"\x01\x00"
+
+
+@pytest.mark.parametrize(("shift", "size"), [(MB, 100 * MB), (0, 100 * MB), (0, 300 * MB), (-64, 256 * MB)])
+def test_what_is_no_whole_block_is_left_as_it_is(block, shift, size):
+    assert not unreserve(block + shift, size, 100)
+    assert "ac" in flags_at(block + 2 * MB)
+    assert not unreserve(0, size, 100)
 
 
 def test_a_function_that_mujoco_lacks_is_skipped_and_said(sim, monkeypatch):
@@ -60,20 +105,25 @@ from types import SimpleNamespace
 from embodied.envs.libero import LiberoEnv, memory
 from embodied.types import Start
 
+def promised():
+    text = Path("/proc/self/smaps").read_text(encoding="utf-8")
+    parts = re.findall(r"^Size: *([0-9]+) kB$.*?^VmFlags:([a-z ]*)$", text, re.M | re.S)
+    return sum(int(size) for size, flags in parts if " ac" in flags) / 1024
+
 def anonymous():
     text = Path("/proc/self/smaps_rollup").read_text(encoding="utf-8")
     return int(re.search(r"Pss_Anon: *([0-9]+)", text)[1]) / 1024
 
 env = LiberoEnv("libero_object", task_ids=[0], init_params={"camera_heights": 64, "camera_widths": 64})
 env.prepare()
-before = anonymous()
+before, promised_before = anonymous(), promised()
 env.reset(Start(0, 0, 0))
-built = anonymous()
+built, most = anonymous(), promised() - promised_before
 size = memory.function("mj_getCacheSize", memory.ctypes.c_size_t)
 cached = size(memory.ctypes.c_void_p(memory.function("mj_getCache", memory.ctypes.c_void_p)()))
 env.frame()
 model, drawn = env._current._model, env._current._offscreen._context
-print(json.dumps({"built": built - before, "cached": cached, "drawn": anonymous() - before,
+print(json.dumps({"built": built - before, "promised": most, "cached": cached, "drawn": anonymous() - before,
                   "casts": bool(model.light_castshadow.any()), "shadow": drawn.shadowSize}))
 """
 
@@ -99,6 +149,10 @@ def built(sim):
 def test_a_build_leaves_the_model_and_little_else(built):
     assert built["built"] < 350, "the model is 259 MB; with MuJoCo's leftovers it was 1100"
     assert built["cached"] == 0
+
+
+def test_a_task_is_not_promised_what_mujoco_reserves(built):
+    assert built["promised"] < 1500, "MuJoCo reserves 2,600 MB of a task, of which it uses next to nothing"
 
 
 def test_no_shadow_map_is_made_where_no_light_casts_shadows(built):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import threading
@@ -30,6 +31,20 @@ class Preloaded(FakeEnv):
     def prepare(self) -> WorkerFacts:
         extra = {"by": str(preloaded_by), "parent": str(os.getppid()), "draw": str(np.random.random())}
         return WorkerFacts(os.getpid(), "none", "a fake env", extra)
+
+
+reserved: list[mmap.mmap] = []
+
+
+class Reserves(FakeEnv):
+    """Reserves, once loaded, more memory than the machine has, of which it uses nothing; Linux joins the parts."""
+
+    def preload(self) -> None:
+        whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        reserved.extend(mmap.mmap(-1, whole * 3 // 4, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) for _ in range(2))
+
+    def prepare(self) -> WorkerFacts:
+        return WorkerFacts(os.getpid(), "none", "a fake env")
 
 
 built: list[str] = []

@@ -123,6 +123,21 @@ def test_both_sides_of_a_run_are_built_for(tmp_path):
         assert {fact.extra["built"] for fact in rig.pool.facts} == {"train eval"}
 
 
+@pytest.mark.skipif(
+    Path("/proc/sys/vm/overcommit_memory").read_text(encoding="utf-8").strip() != "0",
+    reason="Linux promises more here, or less, than it does by default",
+)
+def test_more_memory_than_the_machine_has_is_not_forked(tmp_path):
+    with (
+        serving(tmp_path, "preloaded_env.Reserves") as server,
+        pytest.raises(WorkerDiedError) as failed,
+        forked(tmp_path, server, target="preloaded_env.Reserves"),
+    ):
+        pass
+    assert "Cannot allocate memory" in failed.value.message
+    assert "env.start_method=spawn" in failed.value.remedy
+
+
 def test_open_devices_are_seen(monkeypatch):
     monkeypatch.setattr(before_fork, "_threads", list)
     assert before_fork.hazards() == ""

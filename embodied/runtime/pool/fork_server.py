@@ -12,6 +12,7 @@ the next worker is asked for.
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import select
@@ -168,10 +169,7 @@ class ServerProcess:
             message, received = got
             if isinstance(message, Forked) and message.number == self._requests:
                 if message.error:
-                    raise WorkerDiedError(
-                        f"the fork server (pid {self.pid}) could not fork a worker: {message.error}",
-                        "lower env.num_workers, or raise the limits on processes and memory",
-                    )
+                    raise _refused(self.pid, message.error)
                 return ForkedProcess(self, message.pid, received[0]), received[0], message.fds[:-1]
         return None
 
@@ -222,6 +220,18 @@ class ServerProcess:
         self._process.wait()
         self._socket.close()
         self.fate = self.fate or f"the fork server (pid {self.pid}) was ended"
+
+
+def _refused(pid: int, error: str) -> WorkerDiedError:
+    """Returns what the kernel's ``error`` means, when it forks no worker."""
+    message = f"the fork server (pid {pid}) could not fork a worker: {error}"
+    if error.startswith(f"[Errno {errno.ENOMEM}]"):
+        return WorkerDiedError(
+            f"{message}; it holds what was built ahead, and Linux promises a fork all memory that it could write to",
+            "set env.start_method=spawn, so that each worker builds its own; or, as root, sysctl "
+            "vm.overcommit_memory=1, so that Linux promises nothing",
+        )
+    return WorkerDiedError(message, "lower env.num_workers, or raise the limit on processes (ulimit -u)")
 
 
 class ForkedProcess:
