@@ -7,7 +7,7 @@
 
 ``plain`` is GRPO as ``make train`` does it. ``camera_noise`` and ``robot_layout`` start their episodes in variations of
 these two kinds alone; the others are left out of training. All are evaluated on the same variations of the three tasks,
-``--tasks`` of each kind, and on LIBERO-PRO's suites of libero_object. Each step is a command, printed before it runs; a
+``--tasks`` of each kind, on LIBERO-PRO's suites of libero_object, and without variation. Each step is a command, printed before it runs; a
 complete one is not run again, and a training that was interrupted goes on. Wall and CPU seconds of each stand beside
 its log, from which the cost of all is estimated (``--report``).
 """
@@ -25,13 +25,14 @@ from embodied.envs.libero import LiberoEnv
 from quickstart import Steps, newest
 
 from embodied.evaluation import compare_kinds
-from embodied.evaluation.compare import compare
+from embodied.evaluation.compare import compare, task_names
 from embodied.evaluation.comparison_text import cells
 from embodied.evaluation.results import read
 
 KINDS = ("camera", "robot", "noise", "layout")
 TRAINED = {"plain": (), "camera_noise": ("camera", "noise"), "robot_layout": ("robot", "layout")}
 PRO = ("object", "swap", "lan", "task")
+SUITES = ("unvaried", "plus", *(f"pro_{how}" for how in PRO))
 SEEDS = (1, 2, 3)
 BEGINS = ("pick_up_the_alphabet_soup_and", "pick_up_the_salad_dressing_and", "pick_up_the_milk_and")
 PICTURES = ("init_params.camera_names=[agentview,robot0_eye_in_hand]", "init_params.camera_heights=64",
@@ -77,6 +78,7 @@ def measure(steps: Steps, name: str, checkpoint: Path | None, args: argparse.Nam
     """Evaluates weights on LIBERO-Plus by kind, and on LIBERO-PRO's suites; ``None``: the shipped policy's."""
     weights = [f"runner.ckpt_path={checkpoint}"] if checkpoint else []
     suites = {"plus": varied("eval", KINDS, args.tasks), **{f"pro_{how}": of_pro(how) for how in args.pro}}
+    suites["unvaried"] = []  # the tasks of the training, from initial states that it has not seen
     for suite, overrides in suites.items():
         each = 1 if suite == "plus" else args.episodes
         steps.run(
@@ -96,13 +98,13 @@ def table(out: Path) -> str:
     lines = ["| weights | kind | clone | 95 % interval | after | 95 % interval | difference | 95 % interval |",
              "|---|---|---|---|---|---|---|---|"]  # fmt: skip
     for name in names(out):
-        for suite in ("plus", *(f"pro_{how}" for how in PRO)):
+        for suite in SUITES:
             if not (out / f"{name}-{suite}.json").exists() or not (out / f"clone-{suite}.json").exists():
                 continue
             both = compare(read(str(out / "runs" / f"clone-{suite}")), read(str(out / "runs" / f"{name}-{suite}")))
             rows = [cells(row.success) for row in compare_kinds.by_kind(both) if row.strength == "all"]
-            rows += [[f"LIBERO-{suite.split('_')[0].title()}{suite[3:].replace('_', ' ')}" if suite != "plus" else
-                      "LIBERO-Plus, all", *cells(both.over_all)[1:]]]  # fmt: skip
+            whole = "LIBERO-Plus, all" if suite == "plus" else suite.replace("pro_", "LIBERO-Pro ")
+            rows += [[whole, *cells(both.over_all)[1:]]]
             trained = TRAINED.get(name.rpartition("-")[0], ())
             lines += [
                 f"| {name} | {' | '.join([row[0] + ' (trained)' * (row[0] in trained), *row[1:]])} |" for row in rows
@@ -110,15 +112,65 @@ def table(out: Path) -> str:
     return "\n".join(lines)
 
 
+def changes(out: Path, suite: str, part: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Returns success [starts] of the shipped policy, and of a part's seeds [seeds, starts], by kind of tasks."""
+    before, after = dict[str, list[float]](), list[dict[str, list[float]]]()
+    for name in (f"{part}-{seed}" for seed in SEEDS if (out / f"{part}-{seed}-{suite}.json").exists()):
+        both = compare(read(str(out / "runs" / f"clone-{suite}")), read(str(out / "runs" / f"{name}-{suite}")))
+        kinds, names = both.first.task_kinds, task_names(both.first, both.second)[0]
+        named = {text: kinds[task] if kinds else suite for task, text in names.items()}
+        sides: list[dict[str, list[float]]] = [{}, {}]
+        for side, outcomes in zip(sides, both.outcomes, strict=True):
+            for key in sorted(both.outcomes[0].keys() & both.outcomes[1].keys()):
+                side.setdefault(named[key[0]], []).append(float(np.mean(outcomes[key])))
+        before, after = sides[0], [*after, sides[1]]
+    return (
+        {kind: np.array(own) for kind, own in before.items()},
+        {kind: np.array([side[kind] for side in after]) for kind in before},
+    )
+
+
+def with_interval(before: np.ndarray, after: np.ndarray, draws: int = 5000) -> tuple[float, float, float]:
+    """Returns the mean change [seeds, starts] and its 95 % interval by bootstrap over seeds and starts."""
+    random, change = np.random.default_rng(0), after - before
+    seeds, starts = change.shape
+    means = [
+        change[random.integers(seeds, size=seeds)][:, random.integers(starts, size=starts)].mean() for _ in range(draws)
+    ]
+    low, high = np.quantile(means, (0.025, 0.975))
+    return float(change.mean()), float(low), float(high)
+
+
+def summary(out: Path) -> str:
+    """Markdown: a row for each kind of tasks, a column for each part, whose seeds are taken together."""
+    lines = [f"| evaluated on | clone | {' | '.join(TRAINED)} |", "|---" * (2 + len(TRAINED)) + "|"]
+    for suite in SUITES:
+        parts = {part: changes(out, suite, part) for part in TRAINED}
+        before = next((own for own, _ in parts.values() if own), {})
+        for kind, clone in before.items():
+            cells_of = []
+            for part, (own, after) in parts.items():
+                if kind not in own:
+                    cells_of.append("–")
+                    continue
+                mean, low, high = with_interval(own[kind], after[kind])
+                share = f"{after[kind].mean():.0%}: {100 * mean:+.0f} ({100 * low:+.0f} to {100 * high:+.0f})"
+                cells_of.append(f"**{share}**" if kind in TRAINED[part] else share)
+            name = f"LIBERO-PRO {suite[4:]}" if suite.startswith("pro_") else kind
+            lines.append(f"| {name} | {clone.mean():.0%} of {len(clone)} | {' | '.join(cells_of)} |")
+    return "\n".join(lines)
+
+
 def report(out: Path) -> None:
-    """Prints the table and what each step took, and saves both."""
+    """Prints the tables and what each step took, and saves them."""
     costs = {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in sorted(out.glob("*.json"))}
     text = table(out)
-    print(text)
+    print(summary(out), text, sep="\n\n")
     for name, cost in costs.items():
         print(f"{name}: {cost['wall_s'] / 60:.1f} min, {cost['cpu_s'] / 60:.1f} CPU min")
     (out / "robust_rl.md").write_text(text + "\n", encoding="utf-8")
-    print(save("robust_rl", {"machine": machine(["mujoco", "torch"]), "table": text.splitlines(), "steps": costs}))
+    found = {"summary": summary(out).splitlines(), "table": text.splitlines(), "steps": costs}
+    print(save("robust_rl", {"machine": machine(["mujoco", "torch"]), **found}))
 
 
 def main() -> None:
