@@ -7,7 +7,7 @@
 
 ``plain`` is GRPO as ``make train`` does it. ``camera_noise`` and ``robot_layout`` start their episodes in variations of
 these two kinds alone; the others are left out of training. All are evaluated on the same variations of the three tasks,
-``--tasks`` of each kind, on LIBERO-PRO's suites of libero_object, and without variation. Each step is a command, printed
+``--tasks`` of each kind, on LIBERO-PRO's suites of libero_object, and unvaried ones. Each step is a command, printed
 before it runs; a complete one is not run again, and a training that was interrupted goes on. Wall and CPU seconds of
 each stand beside its log, from which the cost of all is estimated (``--report``).
 """
