@@ -22,13 +22,14 @@ from pathlib import Path
 import numpy as np
 from _measure import machine, save
 from embodied.envs.libero import LiberoEnv
-from quickstart import Steps, newest
+from quickstart import DOCS, Steps, fill, newest
 
 from embodied.evaluation import compare_kinds
 from embodied.evaluation.compare import compare, task_names
 from embodied.evaluation.comparison_text import cells
 from embodied.evaluation.results import read
 
+WRITTEN = "<!-- written by benchmarks/robust_rl.py -->"
 KINDS = ("camera", "robot", "noise", "layout")
 TRAINED = {"plain": (), "camera_noise": ("camera", "noise"), "robot_layout": ("robot", "layout")}
 PRO = ("object", "swap", "lan", "task")
@@ -169,6 +170,7 @@ def report(out: Path) -> None:
     for name, cost in costs.items():
         print(f"{name}: {cost['wall_s'] / 60:.1f} min, {cost['cpu_s'] / 60:.1f} CPU min")
     (out / "robust_rl.md").write_text(text + "\n", encoding="utf-8")
+    fill(DOCS / "robust_rl.md", WRITTEN, summary(out))
     found = {"summary": summary(out).splitlines(), "table": text.splitlines(), "steps": costs}
     print(save("robust_rl", {"machine": machine(["mujoco", "torch"]), **found}))
 
