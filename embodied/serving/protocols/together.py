@@ -15,6 +15,8 @@ from embodied.serving.wire.requests import Question, unforeseen
 
 log = logging.getLogger(__name__)
 
+Read = Question | EmbodiedError
+
 
 class Together:
     """The requests of a frame.
@@ -30,38 +32,42 @@ class Together:
     ) -> None:  # fmt: skip
         self.parts = [Part(self) for _ in range(count)]
         self._service, self._session, self._loop, self._answer = service, session, loop, answer
-        self._lock = threading.Lock()  # guards ``Part.read``: decoder threads read pictures side by side
+        self._lock = threading.Lock()  # guards what follows: decoder threads read pictures side by side
+        self._read: dict[Part, Read] = {}
+        self._asked = False  # and what was read is no longer held
 
     def give_up(self) -> None:
         """Marks all as abandoned: nobody waits for the answers."""
         for part in self.parts:
             part.gone = True
 
-    def note_read(self, part: Part, found: Question | EmbodiedError) -> None:
-        """Notes what was read of a request, at the first call for it. The last request asks the policy about all."""
+    def note_read(self, part: Part, found: Read) -> None:
+        """Notes what was read of a request; asks the policy about all of them after the last one."""
         with self._lock:
-            if part.read is not None:
+            if not self._asked:
+                self._read.setdefault(part, found)
+            if self._asked or len(self._read) < len(self.parts):
                 return
-            part.read = found
-            if any(one.read is None for one in self.parts):
-                return
-        failed = list[tuple[Ticket, EmbodiedError]]()
-        asked = list[tuple[Question, Ticket]]()
+            self._asked, read, self._read = True, self._read, {}
+        asked, failed = list[tuple[Question, Ticket]](), list[tuple[Ticket, EmbodiedError]]()
         for one in self.parts:
-            if isinstance(one.read, Question):
-                asked.append((one.read, one))
-            elif one.read is not None:
-                failed.append((one, one.read))
-        try:
-            failed += self._service.submit_together(asked, self._session) if asked else []
-        except EmbodiedError as error:
-            failed += [(ticket, error) for _, ticket in asked]
-        except Exception as error:
-            log.exception("the requests of a frame could not be asked")
-            failed += [(ticket, unforeseen(error)) for _, ticket in asked]
-        if failed:
+            if isinstance(question := read[one], Question):
+                asked.append((question, one))
+            else:
+                failed.append((one, question))
+        if failed := failed + self._ask(asked):
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(_deliver, failed)
+
+    def _ask(self, asked: Sequence[tuple[Question, Ticket]]) -> list[tuple[Ticket, EmbodiedError]]:
+        """Asks the policy; returns what is refused."""
+        try:
+            return self._service.submit_together(asked, self._session) if asked else []
+        except EmbodiedError as error:
+            return [(part, error) for _, part in asked]
+        except Exception as error:
+            log.exception("the requests of a frame could not be asked")
+            return [(part, unforeseen(error)) for _, part in asked]
 
     def note_outcome(self) -> None:
         """Answers once all have an outcome. Called on the event loop."""
@@ -76,7 +82,6 @@ class Part(Ticket, Asker):
         self._together = together
         self.gone = False
         self.request_id: int | str | None = None
-        self.read: Question | EmbodiedError | None = None
         self.outcome: Outcome | None = None
 
     def on_options(self, request_id: int | str | None, ours: bool) -> None:
@@ -85,7 +90,7 @@ class Part(Ticket, Asker):
     def on_several(self, count: int) -> Sequence[Asker]:
         raise AssertionError("a request of several holds none")
 
-    def on_question(self, question: Question | EmbodiedError) -> None:
+    def on_question(self, question: Read) -> None:
         self._together.note_read(self, question)
 
     def deliver(self, outcome: Outcome) -> None:
