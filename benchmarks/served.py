@@ -159,7 +159,7 @@ def main() -> None:
     facts = machine(["torch", "numpy", "websockets", "aiohttp", "msgpack"])
     found = run(args.rounds, args.episodes)
     cells = {way: {name: spread(values) for name, values in figures.items()} for way, figures in found.items()}
-    figures = {}
+    figures: dict[str, float] = {}
     for name, bar in zip(SCHEDULES, BARS, strict=True):
         here, there = (cells[f"{name}: {way}"] for way in ("in process", "served"))
         figures |= {
