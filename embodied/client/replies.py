@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,20 @@ def read_reply(frame: bytes | str) -> Mapping[str, Any]:
     if isinstance(frame, str):  # openpi's servers send the traceback as a text
         lines = frame.strip().splitlines() or ["an empty text"]
         raise ServerRefusedError(f"the server failed: {lines[-1]}", f"see the server's log; it said:\n{frame[-2000:]}")
-    message = wire.unpack(frame)
+    return _checked(wire.unpack(frame))
+
+
+def read_replies(frame: bytes | str, count: int) -> Sequence[Mapping[str, Any]]:
+    """Returns the mappings in the answer to ``count`` requests of one frame, in their order. Raises as
+    :func:`read_reply`, also if one of them has failed."""
+    replies = read_reply(frame).get(wire.REPLIES)
+    if not isinstance(replies, list) or len(replies) != count:
+        raise _no_answer(f"{_kind(replies)} under '{wire.REPLIES}', expected a list of {count}")
+    return [_checked(reply) for reply in replies]
+
+
+def _checked(message: Any) -> Mapping[str, Any]:
+    """Returns a reply; raises what an error means."""
     if not isinstance(message, Mapping):
         raise _no_answer(f"{type(message).__name__}, expected a map")
     error = message.get(wire.ERROR)

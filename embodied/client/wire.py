@@ -20,8 +20,9 @@ metadata
     {field: {shape, dtype}}, ``keys`` {key of a request: the field or camera that it fills}, ``greedy`` (unless a
     request says otherwise), ``greedy_noise`` (true if greedy actions are drawn, too), ``draw`` (true: it takes
     ``embodied/draw``), ``noise`` {shape, kind, uniform, greedy} (of ``embodied/noise``), ``continues`` (true if it goes
-    on from ``embodied/left_over``; a server that does not say it may refuse this key), ``max_batch``, ``model``
-    (facts), ``limits`` {max_bytes, …}.
+    on from ``embodied/left_over``; a server that does not say it may refuse this key), ``max_batch``, ``requests`` (how
+    many a frame may hold; a server that does not say it takes no such frame), ``model`` (facts), ``limits``
+    {max_bytes, …}.
 request
     ``prompt`` (str) and the fields of ``observation``. Pictures: ``images`` uint8 [C, H, W, 3], or ``images`` as a list
     of C pictures, or ``images/CAMERA`` for each camera. A picture is uint8 [H, W, 3], or the bytes of a JPEG or PNG
@@ -42,6 +43,9 @@ request
 reply
     ``actions`` float32 [K, A] in the env's units (of an env of discrete actions int32 [K]), ``server_timing``
     {infer_ms, queue_ms, batch}, and ``embodied/request_id`` if the request had one.
+several requests
+    ``embodied/requests``: a list of requests, and no other key. They reach the policy together, so that they share its
+    calls, and are answered in one frame: ``replies``, a list of a reply or an error for each.
 error
     ``error`` {kind, message, fix}, and ``embodied/request_id`` if the request had one. ``kind`` is one of
     :data:`ERROR_KINDS`. A client gets such maps once it has sent a key that begins with ``embodied/``. Others get a
@@ -68,7 +72,9 @@ PROTOCOL = 1  # version of the messages above
 PROMPT = "prompt"
 ACTIONS = "actions"
 ERROR = "error"
+REPLIES = "replies"
 OURS = "embodied/"  # beginning of the keys that openpi does not have
+REQUESTS = f"{OURS}requests"
 REQUEST_ID = f"{OURS}request_id"
 GREEDY = f"{OURS}greedy"
 DELAY_STEPS = f"{OURS}delay_steps"

@@ -26,7 +26,8 @@ class AnswersLater(Protocol):
         self, number: int, obs: Mapping[str, np.ndarray], instruction: str, noise: np.ndarray, sampling: Sampling,
         place: tuple[int, int] | None = None,
     ) -> None:  # fmt: skip
-        """Asks for the decision on one observation, and returns at once.
+        """Asks for the decision on one observation, and returns at once. It may be sent only by the next
+        :meth:`answers`, together with what else was asked before that.
 
         Args:
             number: names the answer; no other that was not forgotten has it.

@@ -62,6 +62,6 @@ def build_server(
     )  # fmt: skip
     told = metadata(
         policy, env, reader.keys, limits, greedy=not sampling.do_sample, max_batch=max_batch,
-        continues=inputs.continues(policy, env),
+        requests=service.most_together, continues=inputs.continues(policy, env),
     )  # fmt: skip
     return Server(service, reader, told, ROUTES, limits, metrics, token, certificate)

@@ -8,6 +8,7 @@ import numpy as np
 
 from embodied.client import wire
 from embodied.errors import RequestError, SpecMismatchError
+from embodied.instructions import fields_of
 from embodied.protocols import ContinuesChunks, Policy
 from embodied.random import Stream
 from embodied.runtime.plan import noise
@@ -117,3 +118,11 @@ def check_actions(actions: np.ndarray, rows: int, declared: ArraySpec) -> None:
             f"{declared.dtype} {wanted}",
             "correct the policy; embodied.testing.check_policy drives it and says what does not fit",
         )
+
+
+def empty(env: EnvSpec) -> Question:
+    """Makes an observation of zeros, with the first task's instruction, to warm the policy up."""
+    fields = {name: np.zeros(env.obs[name].shape, env.obs[name].dtype) for name in fields_of(env) if name != IMAGES}
+    shape = env.obs[IMAGES].shape if IMAGES in env.obs else (0,)
+    pictures = [np.zeros(shape[1:], np.uint8)] * shape[0]
+    return Question((*env.tasks, "do nothing")[0], fields, pictures)

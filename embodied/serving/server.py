@@ -65,7 +65,7 @@ class Server:
         self._token, self._certificate = token, certificate
         self._connections = Connections(limits, metrics)
         self._decoders = ThreadPoolExecutor(DECODERS, thread_name_prefix="decoder")
-        self.frames = Frames(reader, limits.max_bytes, self._decoders, metrics)
+        self.frames = Frames(reader, limits.max_bytes, self._decoders, metrics, service.most_together)
         self._under_way = 0  # requests that have come and are not answered
         self._idle = asyncio.Event()  # set while there is none
         self._idle.set()

@@ -27,7 +27,6 @@ from embodied.errors import EmbodiedError, RequestError, SpecMismatchError
 from embodied.instructions import fields_of
 from embodied.protocols import ContinuesChunks, Policy
 from embodied.serving import inputs
-from embodied.serving.keys import IMAGES
 from embodied.serving.metrics import Metrics
 from embodied.serving.wire.requests import Question
 from embodied.types import EnvSpec, Sampling, TextAction
@@ -134,7 +133,8 @@ class Service:
                 "the env takes text, and this server answers with actions",
                 "export the policy (embodied.tools.export --format hf) and serve the folder with an inference engine",
             )
-        self.env, self.max_batch, self.sampling = env, max_batch, sampling
+        self.env, self.sampling, self.max_batch = env, sampling, max_batch
+        self.most_together = min(max_batch, max_waiting)  # requests of a frame
         self._policy, self._metrics, self._device = policy, metrics, torch.device(device)
         self._fixed_shape, self._max_waiting, self._seed = fixed_shape, max_waiting, seed
         self._action, self._continues = env.action.field(policy.spec.num_action_chunks), inputs.continues(policy, env)
@@ -173,24 +173,43 @@ class Service:
         Raises:
             RequestError: too many requests wait.
         """
+        for _, error in self.submit_together([(question, ticket)], session):
+            raise error
+
+    def submit_together(
+        self, asked: Sequence[tuple[Question, Ticket]], session: Session
+    ) -> list[tuple[Ticket, EmbodiedError]]:
+        """Queues observations of a session at once, in their order, so that they share a call of the policy. Returns
+        the tickets that are refused, with the reason; the others get their actions. From threads as :meth:`submit`.
+
+        Raises:
+            RequestError: too many requests wait; none of these is queued.
+        """
         if not self.alive:
             raise RequestError("the server's inference thread has ended", "see the log of the server", "policy")
-        if (count := len(self.waiting())) >= self._max_waiting:
+        if (count := len(self.waiting())) + len(asked) > self._max_waiting:
             raise RequestError(f"{count} requests wait already", "try again later, or add servers", "busy")
+        found, refused = list[_Waiting](), list[tuple[Ticket, EmbodiedError]]()
+        for question, ticket in asked:
+            try:
+                found.append(self._checked(question, session, ticket))
+            except EmbodiedError as error:
+                refused.append((ticket, error))
+        with self._lock:
+            self._waiting += found
+        if found and self._bell.empty():  # else it rings already, and what has come is seen then
+            self._bell.put(None)
+        return refused
+
+    def _checked(self, question: Question, session: Session, ticket: Ticket) -> _Waiting:
         if question.options.delay_steps is not None:
             self._metrics.note(self._metrics.client_delay_steps.observe, question.options.delay_steps)
-        greedy = question.options.greedy
-        if greedy is None:
-            greedy = not self.sampling.do_sample
+        greedy = not self.sampling.do_sample if question.options.greedy is None else question.options.greedy
         goes_on = self._continues and inputs.goes_on(question.options, self._action.shape)
         inputs.check_noise(question.options, self._policy.spec.noise)
         draw = question.options.draw
         place = session.next(question.options.session) if draw is None else (0, draw)
-        waiting = _Waiting(question, greedy, goes_on, place, ticket)
-        with self._lock:
-            self._waiting.append(waiting)
-        if self._bell.empty():  # else it rings already, and what has come is seen then
-            self._bell.put(None)
+        return _Waiting(question, greedy, goes_on, place, ticket)
 
     async def answer(self, question: Question, session: Session) -> Answer:
         """Computes the actions for an observation. When the caller is cancelled, nothing is computed that
@@ -250,7 +269,7 @@ class Service:
         assert self._loop is not None
         size = self.max_batch if self._fixed_shape else 1
         one = _Waiting(
-            empty(self.env), not self.sampling.do_sample, False, (0, 0), _Awaited(self._loop.create_future())
+            inputs.empty(self.env), not self.sampling.do_sample, False, (0, 0), _Awaited(self._loop.create_future())
         )
         while True:
             outcome = self._outcomes([one] * size)[0]
@@ -328,11 +347,3 @@ class Service:
 
     def _here(self, values: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(values).to(self._device)
-
-
-def empty(env: EnvSpec) -> Question:
-    """Makes an observation of zeros, with the first task's instruction, to warm the policy up."""
-    fields = {name: np.zeros(env.obs[name].shape, env.obs[name].dtype) for name in fields_of(env) if name != IMAGES}
-    shape = env.obs[IMAGES].shape if IMAGES in env.obs else (0,)
-    pictures = [np.zeros(shape[1:], np.uint8)] * shape[0]
-    return Question((*env.tasks, "do nothing")[0], fields, pictures)

@@ -52,7 +52,8 @@ def build_policy(
         mapping: what fills a request of a server that does not describe itself: the name of a ready mapping, a YAML
             file, or the mapping itself.
         num_action_chunks: K, actions that are executed of each answer; None = the mapping's, else all.
-        connections: most connections that ask at a time; one is made when an observation waits and none is free.
+        connections: most connections that ask at a time; one is made when observations wait and none is free. Where the
+            server takes several in a request, as ours does, those that begin to wait together are one request.
         timeout_s: seconds that an answer may take before it is asked for again.
         connect_s: seconds that a server may take to be there when a run begins.
         reconnect_s: seconds that a server may be away later, e.g. while it restarts.

@@ -1,7 +1,11 @@
 """Connections to a policy server, each with a thread of its own, and the questions that wait for them.
 
-    put(number, question) ─▶ │ waiting │ ─▶ thread: Line.infer ─▶ │ answers │ ─▶ take()
-                                              └ lost: connect anew, compare the policy, ask again
+    put(number, question) ─▶ │ waiting │ ─ take() ─▶ thread: Line.infer ─▶ │ answers │ ─▶ take()
+                                                       └ lost: connect anew, compare the policy, ask again
+
+What was put is sent by the next ``take``, so that questions of the same moment are one request where the server takes
+that: sent one by one, the first would have a call of the policy to itself, and the others would wait for the next. No
+question waits for one that has not been put.
 
 A question is sent again when its connection is lost: answering twice harms nobody. It is given up when the server was
 away for too long.
@@ -9,6 +13,7 @@ away for too long.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import deque
@@ -22,7 +27,7 @@ import numpy as np
 
 from embodied.errors import EmbodiedError, ServerLostError
 
-from .dialects import Address, Busy, Connect, Gone, Line, Question
+from .dialects import Address, Busy, Connect, Gone, Line, Question, Told
 
 T = TypeVar("T")
 PAUSE_S = (0.05, 2.0)  # seconds before the third attempt, and before any later one at most
@@ -43,11 +48,6 @@ class _Held:
     def __init__(self, make: Callable[[], Line]) -> None:
         self._make = make
         self._line: Line | None = None
-
-    @property
-    def max_batch(self) -> int:
-        """Questions that may be asked at once."""
-        return 1 if self._line is None else self._line.told.max_batch
 
     def line(self) -> Line:
         """Returns the connection, which stands."""
@@ -82,6 +82,8 @@ class Crew:
         self._asked: set[int] = set()  # numbers that are neither answered nor forgotten
         self._threads: list[threading.Thread] = []
         self._idle, self._ended = 0, False
+        self._told = Told()  # by the newest connection
+        self._fresh = False  # something was put since the last ``take``
         self._answers: SimpleQueue[tuple[Sequence[int], Sequence[np.ndarray] | Exception]] = SimpleQueue()
         self._own = _Held(self._opened)  # that of ``direct``
         self.connections = 0  # made so far
@@ -103,22 +105,35 @@ class Crew:
         return self._persist(lambda: use(self._own.line()), self._own.lose, limit, lambda: True)
 
     def put(self, number: int, question: Question) -> None:
-        """Queues a question."""
+        """Queues a question, which :meth:`take` sends."""
         with self._lock:
             self._asked.add(number)
             self._waiting.append((number, question))
-            if self._idle < len(self._waiting) and len(self._threads) < self._most:
-                thread = threading.Thread(target=self._work, name=f"served {len(self._threads)}", daemon=True)
-                self._threads.append(thread)
-                thread.start()
-            self._lock.notify()
+            self._fresh = True
+
+    def _send(self) -> None:
+        """Lets threads take the questions that wait: as few as these fill requests."""
+        with self._lock:
+            self._fresh = False
+            self._wake()
+
+    def _wake(self) -> None:
+        """Wakes as many threads as the questions that wait need; starts those that are missing. Under the lock."""
+        needed = -(-len(self._waiting) // self._told.max_batch)
+        for _ in range(min(needed - self._idle, self._most - len(self._threads))):
+            thread = threading.Thread(target=self._work, name=f"served {len(self._threads)}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._lock.notify(needed)
 
     def take(self, timeout_s: float) -> list[tuple[int, np.ndarray]]:
-        """Waits for an answer, at most ``timeout_s`` seconds; returns all that are there.
+        """Sends what was put; waits for an answer, at most ``timeout_s`` seconds; returns all that are there.
 
         Raises:
             EmbodiedError: a question that was not forgotten cannot be answered.
         """
+        if self._fresh:
+            self._send()
         found: list[tuple[int, np.ndarray]] = []
         with suppress(Empty):
             numbers, answers = self._answers.get(timeout=timeout_s) if timeout_s > 0 else self._answers.get_nowait()
@@ -156,7 +171,7 @@ class Crew:
 
     def _work(self) -> None:
         held = _Held(self._opened)
-        while batch := self._next(held.max_batch):
+        while batch := self._next():
             numbers, questions = [number for number, _ in batch], [question for _, question in batch]
             try:
                 self._answers.put((numbers, self._ask(held, numbers, questions)))
@@ -167,18 +182,28 @@ class Crew:
 
     def _ask(self, held: _Held, numbers: Sequence[int], questions: Sequence[Question]) -> list[np.ndarray]:
         def act() -> list[np.ndarray]:
-            return held.line().infer(questions, time.monotonic() + self._address.timeout_s)
+            line, found = held.line(), list[np.ndarray]()
+            while rest := questions[len(found) :]:  # again, if what answers now takes fewer at once
+                part = rest[: fitting(rest, line.told)]
+                found += line.infer(part, time.monotonic() + self._address.timeout_s)
+            return found
 
         return self._persist(act, held.lose, self._patience.away_s, lambda: self._is_wanted(numbers))
 
-    def _next(self, most: int) -> list[tuple[int, Question]]:
-        """Waits for questions; returns up to ``most``, none at the end."""
+    def _next(self) -> list[tuple[int, Question]]:
+        """Waits for questions; returns those of a request, none at the end."""
         with self._lock:
             self._idle += 1
             while not self._waiting and not self._ended:
                 self._lock.wait()
             self._idle -= 1
-            return [] if self._ended else [self._waiting.popleft() for _ in range(min(most, len(self._waiting)))]
+            if self._ended:
+                return []
+            count = fitting([question for _, question in self._waiting], self._told)
+            batch = [self._waiting.popleft() for _ in range(count)]
+            if self._waiting and count < self._told.max_batch:  # large ones: more threads than were woken
+                self._wake()
+            return batch
 
     def _is_wanted(self, numbers: Sequence[int]) -> bool:
         with self._lock:
@@ -194,6 +219,7 @@ class Crew:
             line.close()
             raise
         self.connections += 1
+        self._told = line.told
         return line
 
     def _persist(self, act: Callable[[], T], lose: Callable[[], None], limit_s: float, wanted: Callable[[], bool]) -> T:
@@ -232,6 +258,12 @@ class Crew:
             f"({self._address.timeout_s:g} now), a restart that takes longer a larger actor.model.reconnect_s "
             f"({self._patience.away_s:g} now)",
         )
+
+
+def fitting(questions: Sequence[Question], told: Told) -> int:
+    """Returns how many of the first questions are one request: 1 at least."""
+    sizes = itertools.accumulate(question.most_bytes for question in questions[: told.max_batch])
+    return max(1, sum(told.max_bytes is None or size <= told.max_bytes for size in sizes))
 
 
 def pauses() -> Iterator[float]:

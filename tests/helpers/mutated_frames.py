@@ -18,6 +18,9 @@ SEEDS = [
     OF_OPENPI,
     pack({"images": PIXELS, "state": np.ones(8, np.float32), "prompt": "open", "embodied/request_id": 3}),
     pack({"a": [1, -2, 3.5, None, True, "x", b"y", {"b": np.float32(1)}], "z": np.zeros((0, 3))}),
+    pack(
+        {"embodied/requests": [{"images": PIXELS, "state": np.ones(8, np.float32), "prompt": "open"}, {"prompt": "go"}]}
+    ),
     pack({"actions": np.ones((4, 7), ">f4"), "server_timing": {"infer_ms": 1.25, "batch": 200}}),
 ]
 BYTES = [*range(0xC0, 0x100), 0x00, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF]  # among them each type of msgpack

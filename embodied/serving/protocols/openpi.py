@@ -7,15 +7,16 @@ on as well. Tracebacks stay in the server's log.
     frame ─▶ Frames.read ─▶ Service.submit ─▶ inference thread ─▶ event loop: answer
              (event loop or decoder threads)
 
-The next frame of a client is read while its last one is answered, so that pings are answered and one frame waits at
-most. When a client leaves, aiohttp cancels its handler, and nothing is computed for it that has not begun.
+A frame may hold several requests, which are answered in one (:mod:`.together`). The next frame of a client is read
+while its last one is answered, so that pings are answered and one frame waits at most. When a client leaves, aiohttp
+cancels its handler, and nothing is computed for it that has not begun.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -24,8 +25,10 @@ from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
 from embodied.client import wire
 from embodied.errors import EmbodiedError, WireError
 from embodied.serving.host import Host, Route
+from embodied.serving.protocols.together import Part, Together
 from embodied.serving.service import Answer, Outcome, Session, Ticket
 from embodied.serving.websocket import opened
+from embodied.serving.wire.reading import Asker
 from embodied.serving.wire.requests import Question
 
 log = logging.getLogger(__name__)
@@ -120,14 +123,20 @@ class Conversation:
         else:
             asked.read(message)
 
-    def answer(self, asked: _Request, outcome: Outcome) -> None:
-        """Answers the request that is under way. Called on the event loop."""
+    def answer(self, asked: _Request, outcome: Outcome | Sequence[Part]) -> None:
+        """Answers the frame that is under way: of one request, or of several that have their outcomes. Called on the
+        event loop."""
         try:
-            if isinstance(outcome, Answer):
-                self.host.answered(NAME, asked.came)
-                self._send(self._packed(outcome, asked.request_id))
+            if isinstance(outcome, EmbodiedError) and not self._ours:
+                error = self.host.failed(outcome)
+                self._send(f"{error['message']}\n  fix: {error['fix']}")
+            elif isinstance(outcome, Answer | EmbodiedError):
+                self._send(wire.pack_plain(self._reply(outcome, asked, asked.request_id)))
             else:
-                self._send(self._refusal(self.host.failed(outcome), asked.request_id))
+                for _ in outcome[1:]:  # the first was counted when the frame came
+                    self.host.rate.wait(self._address)
+                replies = [self._reply(part.outcome, asked, part.request_id) for part in outcome if part.outcome]
+                self._send(wire.pack_plain({wire.REPLIES: replies}))
         except ConnectionError:
             self._transport.abort()
         except Exception:
@@ -153,22 +162,19 @@ class Conversation:
         elif self.host.draining.is_set():
             self._close(WSCloseCode.GOING_AWAY, GOODBYE)
 
-    def _packed(self, answer: Answer, request_id: int | str | None) -> bytes:
+    def _reply(self, outcome: Outcome, asked: _Request, request_id: int | str | None) -> dict[str, Any]:
+        """Counts an outcome; returns it as clients get it, in types that msgpack knows."""
+        identity = {} if request_id is None else {wire.REQUEST_ID: request_id}
+        if isinstance(outcome, EmbodiedError):
+            return {wire.ERROR: self.host.failed(outcome), **identity}
+        self.host.answered(NAME, asked.came)
         timing: dict[str, Any] = {
-            "infer_ms": answer.infer_ms, "queue_ms": answer.queue_ms, "batch": answer.batch
+            "infer_ms": outcome.infer_ms, "queue_ms": outcome.queue_ms, "batch": outcome.batch
         }  # fmt: skip
         if self._before is not None:
             timing["prev_total_ms"] = 1000 * self._before
-        reply: dict[str, Any] = {wire.ACTIONS: wire.plain_array(answer.actions)}
-        reply |= {"server_timing": timing, "policy_timing": {"infer_ms": answer.infer_ms}}
-        if request_id is not None:
-            reply[wire.REQUEST_ID] = request_id
-        return wire.pack_plain(reply)
-
-    def _refusal(self, error: Mapping[str, str], request_id: int | str | None) -> bytes | str:
-        if not self._ours:
-            return f"{error['message']}\n  fix: {error['fix']}"
-        return wire.pack({wire.ERROR: error} | ({} if request_id is None else {wire.REQUEST_ID: request_id}))
+        reply: dict[str, Any] = {wire.ACTIONS: wire.plain_array(outcome.actions)}
+        return reply | {"server_timing": timing, "policy_timing": {"infer_ms": outcome.infer_ms}, **identity}
 
     def _send(self, frame: bytes | str) -> None:
         """Send an answer: at once if all before it was taken, else in a task."""
@@ -205,11 +211,14 @@ class _Request(Ticket):
         self._conversation = conversation
         self.came = conversation.loop.time()
         self.request_id: int | str | None = None
+        self._together: Together | None = None  # the requests, if there are several in the frame
         self.later: asyncio.TimerHandle | None = None  # timer while the request is held back
 
     def give_up(self) -> None:
         """Marks the request as abandoned: nobody waits for its answer."""
         self.gone = True
+        if self._together is not None:
+            self._together.give_up()
         if self.later is not None:
             self.later.cancel()
 
@@ -227,6 +236,17 @@ class _Request(Ticket):
         if ours:
             self._conversation.note_own_client()
 
+    def on_several(self, count: int) -> Sequence[Asker]:
+        conversation = self._conversation
+        together = Together(
+            count, conversation.host.service, conversation.session, conversation.loop,
+            lambda: self.deliver(together.parts),
+        )  # fmt: skip
+        self._together = together
+        if self.gone:  # it was given up meanwhile, on the event loop
+            together.give_up()
+        return together.parts
+
     def on_question(self, question: Question | EmbodiedError) -> None:
         conversation = self._conversation
         try:
@@ -237,7 +257,7 @@ class _Request(Ticket):
             with suppress(RuntimeError):  # the loop is closed
                 conversation.loop.call_soon_threadsafe(self.deliver, error)
 
-    def deliver(self, outcome: Outcome) -> None:
+    def deliver(self, outcome: Outcome | Sequence[Part]) -> None:
         if not self.gone:
             self.gone = True  # one answer for each request: a second one would be taken for that to the next
             self._conversation.answer(self, outcome)

@@ -25,9 +25,14 @@ def metadata(
     *,
     greedy: bool,
     max_batch: int,
+    requests: int = 1,
     continues: bool = False,
 ) -> dict[str, Any]:
-    """Makes the metadata message that clients get first, in values that :func:`embodied.client.wire.pack` takes."""
+    """Makes the metadata message that clients get first, in values that :func:`embodied.client.wire.pack` takes.
+
+    Args:
+        requests: most requests of one frame.
+    """
     spec, chunk = to_json(env), policy.spec.num_action_chunks
     shape = env.action.field(chunk).shape
     return {
@@ -52,6 +57,7 @@ def metadata(
         "noise": {**asdict(policy.spec.noise), "shape": [*policy.spec.noise.shape]},
         "continues": continues,
         "max_batch": max_batch,
+        "requests": requests,
         "model": {str(name): str(fact) for name, fact in policy.describe().items()},
         "limits": {"max_bytes": limits.max_bytes, "idle_s": limits.idle_s, "rate": limits.rate},
     }

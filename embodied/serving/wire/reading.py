@@ -3,6 +3,8 @@
 a frame of few values ─▶ event loop ─┬─▶ the question
                                      └─▶ pictures to decode ─▶ decoder threads ─▶ the last has the question
 any other ─▶ decoder thread ─▶ in the same way
+
+Of a frame that holds several requests, each is read in this way, for a sender of its own (:meth:`Asker.on_several`).
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -41,6 +43,10 @@ class Asker(Protocol):
         """Receives the options of a frame beside its observation. ``ours``: it has keys that only this library's client
         sends."""
 
+    def on_several(self, count: int) -> Sequence[Asker]:
+        """Makes the senders of the ``count`` requests that a frame holds. This one is not called again."""
+        ...
+
     def on_question(self, question: Question | EmbodiedError) -> None:
         """Receives the observation that was read, or the error, last. An error may still come after an observation,
         which is then lost."""
@@ -48,7 +54,7 @@ class Asker(Protocol):
 
 @dataclass(frozen=True)
 class _Read:
-    found: Draft | RequestError | WireError
+    found: Draft | RequestError | WireError | Sequence[_Read]  # several: of a frame that holds as many requests
     request_id: int | str | None = None
     ours: bool = False
 
@@ -59,9 +65,13 @@ class Frames:
     Args:
         max_bytes: of a frame.
         decoders: threads.
+        most: requests that a frame may hold.
     """
 
-    def __init__(self, reader: QuestionReader, max_bytes: int, decoders: Executor, metrics: Metrics) -> None:
+    def __init__(
+        self, reader: QuestionReader, max_bytes: int, decoders: Executor, metrics: Metrics, most: int = 1
+    ) -> None:
+        self._most = most
         self._reader, self._decoders, self._metrics = reader, decoders, metrics
         self._limits = wire.Limits(max_bytes=max_bytes)
         self._few = wire.Limits(max_bytes=min(max_bytes, SMALL), max_items=FEW, max_text=FEW)
@@ -96,6 +106,20 @@ class Frames:
             return _Read(error)
 
     def _read(self, message: Any) -> _Read:
+        if not isinstance(message, dict) or wire.REQUESTS not in message:
+            return self._one(message)
+        requests = message[wire.REQUESTS]
+        if isinstance(requests, list) and 1 <= len(requests) <= self._most and len(message) == 1:
+            return _Read([self._one(request) for request in requests], ours=True)
+        got = f"{len(requests)} requests" if isinstance(requests, list) else f"a {type(requests).__name__}"
+        error = RequestError(
+            f"'{wire.REQUESTS}' is {got}, in a map of {len(message)} keys; expected a list of 1 to {self._most} "
+            "requests, in a map of this key alone",
+            "send as many at once as the server's metadata say (requests), each with its keys in its own map",
+        )
+        return _Read(error, ours=True)
+
+    def _one(self, message: Any) -> _Read:
         options, ours = NONE, False
         try:
             if not isinstance(message, dict):
@@ -113,6 +137,9 @@ class Frames:
         asker.on_options(read.request_id, read.ours)
         if isinstance(read.found, EmbodiedError):
             asker.on_question(read.found)
+        elif isinstance(read.found, Sequence):
+            for part, one in zip(read.found, asker.on_several(len(read.found)), strict=True):
+                self._guarded(one, partial(self._go_on, part, one, began))
         elif read.found.left:
             self._decode(read.found, asker, began)
         else:

@@ -56,6 +56,12 @@ class Question:
     )
     place: tuple[int, int] | None = None  # (id of the episode, index of the decision in it); None: not known
 
+    @property
+    def most_bytes(self) -> int:
+        """Bytes that its request takes at most, in a protocol that sends arrays as they are."""
+        arrays = [*self.fields.values(), *(() if self.noise is None else (self.noise,))]
+        return sum(200 + (value.nbytes if isinstance(value, np.ndarray) else 4 * len(str(value))) for value in arrays)
+
 
 @dataclass(frozen=True)
 class Told:
@@ -75,7 +81,8 @@ class Told:
     greedy_noise: bool = False  # its greedy actions differ from session to session
     repeatable: bool | None = None  # equal questions get equal answers; None: it is found out
     noise: Noise | None = None  # random numbers that a request may bring
-    max_batch: int = 1  # questions that one ``infer`` takes
+    max_batch: int = 1  # questions that one ``infer`` takes, in one request
+    max_bytes: int | None = None  # of a request; None: no limit
 
 
 class Line(Protocol):

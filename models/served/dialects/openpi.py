@@ -12,7 +12,7 @@ import numpy as np
 from embodied.client import wire
 from embodied.client.connection import Busy as ClientBusy
 from embodied.client.connection import Connection, Lost
-from embodied.client.replies import read_actions, read_metadata, read_reply
+from embodied.client.replies import read_actions, read_metadata, read_replies, read_reply
 from embodied.client.tls import certificate_fix, tls_context
 from embodied.errors import EmbodiedError, ServerRefusedError, WireError
 from embodied.types import Noise
@@ -41,32 +41,36 @@ def connect(address: Address, deadline: float) -> Line:
 
 
 class OpenpiLine:
-    """See :class:`embodied.models.served.dialects.Line`. One question at a time."""
+    """See :class:`embodied.models.served.dialects.Line`. Several questions are one frame."""
 
     def __init__(self, connection: Connection, told: Told) -> None:
         self.told, self._connection, self._asked = told, connection, 0
 
     def infer(self, questions: Sequence[Question], deadline: float) -> list[np.ndarray]:
         """See :meth:`embodied.models.served.dialects.Line.infer`."""
-        return [self._one(question, deadline) for question in questions]
-
-    def _one(self, question: Question, deadline: float) -> np.ndarray:
-        self._asked += 1
-        own: dict[str, Any] = {wire.REQUEST_ID: self._asked} if self.told.draws else {}
-        if self.told.draws:
-            drawn = wire.DRAW if self.told.facts.get("draw") else wire.SESSION  # of older servers the second best
-            own |= {wire.GREEDY: question.greedy, drawn: question.session}
-        if question.noise is not None:
-            own[wire.NOISE] = question.noise
+        first = self._asked + 1
+        self._asked += len(questions)
+        requests = [self._request(question, number) for number, question in enumerate(questions, first)]
+        one = len(requests) == 1
         try:
-            self._connection.send(wire.pack({**question.fields, **own}))
-            reply = read_reply(self._connection.receive(deadline))
+            self._connection.send(wire.pack(requests[0] if one else {wire.REQUESTS: requests}))
+            frame = self._connection.receive(deadline)
+            replies = [read_reply(frame)] if one else read_replies(frame, len(requests))
         except ClientBusy as busy:
             raise Busy(str(busy)) from busy
         except Lost as lost:
             raise Gone(str(lost)) from lost
         # openpi's policies give float64, and some other servers int64: what they mean is checked by whoever asked.
-        return read_actions(reply, self._asked)
+        return [read_actions(reply, number) for number, reply in enumerate(replies, first)]
+
+    def _request(self, question: Question, number: int) -> dict[str, Any]:
+        own: dict[str, Any] = {wire.REQUEST_ID: number} if self.told.draws else {}
+        if self.told.draws:
+            drawn = wire.DRAW if self.told.facts.get("draw") else wire.SESSION  # of older servers the second best
+            own |= {wire.GREEDY: question.greedy, drawn: question.session}
+        if question.noise is not None:
+            own[wire.NOISE] = question.noise
+        return {**question.fields, **own}
 
     def close(self) -> None:
         """See :meth:`embodied.models.served.dialects.Line.close`."""
@@ -95,6 +99,8 @@ def told(facts: Mapping[str, Any]) -> Told:
                 for name, field in facts["observation"].items()
             },
             draws=True, greedy_noise=bool(facts.get("greedy_noise", False)), repeatable=True, noise=_noise(facts),
+            max_batch=max(1, int(facts.get("requests", 1))),
+            max_bytes=int(facts["limits"]["max_bytes"]) if "limits" in facts else None,
         )  # fmt: skip
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise WireError(
