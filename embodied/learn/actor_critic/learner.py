@@ -71,6 +71,7 @@ class ActorCriticLearner(Stepping):
         peak_flops: FLOP/s that the device could do; None: unknown.
         weight_sync_interval: iterations between two of which what acts takes the present weights.
         replay: folder of the records that are remembered, of all processes; None: nothing is (a dry run).
+        expected: entries that a process remembers in all of the run at most; None: it is not known.
         origin: of what env and policy the records are.
 
     Raises:
@@ -93,6 +94,7 @@ class ActorCriticLearner(Stepping):
     make_acting: Callable[[Policy, int, int, Parallel | None], Acting] = acting_of
     replay: Path | None = None
     origin: str = ""
+    expected: int | None = None
     memory: Memory = field(init=False)
     samples: int = field(default=0, init=False)  # transitions that the last update read
     flops: float = field(default=0.0, init=False)
@@ -130,7 +132,7 @@ class ActorCriticLearner(Stepping):
             kept, rank = algorithm.replay, self._group.rank
             ring = Replay.open(
                 self.replay / f"rank-{rank}", self._fields, kept.capacity, kept.max_gb, self.origin,
-                (rank, self._group.size),
+                (rank, self._group.size), self.expected,
             )  # fmt: skip
             self.memory = Memory(ring)
         entropy = algorithm.sac.target_entropy
