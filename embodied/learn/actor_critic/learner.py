@@ -304,7 +304,7 @@ class ActorCriticLearner(Stepping):
             **self.engine.state_dict(), **self.acting.state_dict(), "unlogged": self.unlogged, "records": self.records,
             "updates": self.updates, **{f"target.{name}": tensor for name, tensor in self._critics.targets().items()},
             "replay": self._group.gather(self.memory.ring.state_dict()),
-            **({"demonstrations": self._group.gather(self.shown.checksum)} if self.shown else {}),
+            **(self.shown.checksums.state_dict(self._group) if self.shown else {}),
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -324,11 +324,8 @@ class ActorCriticLearner(Stepping):
                 "now: each goes on with its own",
                 f"run it with {len(remembered)} processes (torchrun --nproc-per-node)",
             )
-        if self.shown and state.get("demonstrations", [None] * (rank + 1))[rank] != self.shown.checksum:
-            raise CheckpointError(
-                "algorithm.replay.demonstrations are others than those that the run has learnt from",
-                "restore them, or start anew under another runner.experiment_name",
-            )
+        if self.shown:
+            self.shown.checksums.check(state, rank)
         self.memory.load_state_dict(remembered[rank])
 
     def saved(self, state: Mapping[str, Any]) -> None:
