@@ -73,7 +73,7 @@ def from_json(data: Any) -> EnvSpec:
         tasks=_list("tasks", got["tasks"], _text),
         num_init_states=_list("num_init_states", got["num_init_states"], _count),
         max_episode_steps=_count("max_episode_steps", got["max_episode_steps"]),
-        control_hz=_number("control_hz", got["control_hz"]),
+        control_hz=_rate("control_hz", got["control_hz"]),
         restorable=_flag("restorable", got["restorable"]),
         repeatable=_flag("repeatable", got["repeatable"]),
         retry_safe=_flag("retry_safe", got["retry_safe"]),
@@ -95,7 +95,10 @@ def _action(data: Any) -> ActionSpec:
     kind = data.get("kind") if isinstance(data, Mapping) else None
     if kind == "continuous":
         got = _fields("action", data, {"kind", "low", "high"})
-        return ContinuousAction(_list("low", got["low"], _number), _list("high", got["high"], _number))
+        low, high = _list("low", got["low"], _number), _list("high", got["high"], _number)
+        if len(low) != len(high) or not all(one <= other for one, other in zip(low, high, strict=True)):  # NaN is none
+            raise _unreadable("action", data, "as many high as low, each no less than its low")
+        return ContinuousAction(low, high)
     if kind == "discrete":
         got = _fields("action", data, {"kind", "num_actions"})
         return DiscreteAction(_count("num_actions", got["num_actions"]))
@@ -130,6 +133,12 @@ def _number(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _unreadable(name, value, "a number")
     return value
+
+
+def _rate(name: str, value: Any) -> float:
+    if not 0 <= (found := _number(name, value)) < math.inf:
+        raise _unreadable(name, value, "a finite number of 0 or more")
+    return found
 
 
 def _count(name: str, value: Any) -> int:

@@ -86,6 +86,11 @@ class Run:
         return f"{done}; the same command goes on from its last checkpoint"
 
     @property
+    def only_evaluates(self) -> bool:
+        """Whether nothing is trained in it."""
+        return self.evaluation_alone or self.setting("runner.only_eval") is True
+
+    @property
     def last(self) -> WrittenEvaluation | None:
         """The run's newest evaluation."""
         return self.evaluations[max(self.evaluations)] if self.evaluations else None

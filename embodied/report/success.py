@@ -151,19 +151,21 @@ def _before_and_after(run: Run) -> list[Side]:
     chosen = [iterations[0], iterations[-1]] if run.before is not None else iterations
     found = [(iteration, run.evaluations[iteration]) for iteration in chosen]
     return [
-        Side(letter, one.called(run.name if run.evaluation_alone else _after(iteration)), one)
+        Side(letter, one.called(_label(run, iteration)), one)
         for letter, (iteration, one) in zip(LETTERS, found, strict=False)
     ]
 
 
-def _after(iteration: int) -> str:
-    return "before training" if iteration == 0 else f"after {iteration} iterations"
+def _label(run: Run, iteration: int) -> str:
+    if run.evaluation_alone or (run.only_evaluates and not iteration):
+        return run.name
+    return f"after {iteration} iterations" if iteration else "before training"
 
 
 def _newest(runs: Sequence[Run]) -> list[Side]:
     with_one = [(run, run.last) for run in runs if run.last is not None]
-    labels = [f"{run.name} after {max(run.evaluations)} iterations" if not run.evaluation_alone else run.name
-              for run, _ in with_one]  # fmt: skip
+    newest = [(run, _label(run, max(run.evaluations))) for run, _ in with_one]
+    labels = [label if label == run.name else f"{run.name} {label}" for run, label in newest]
     return [
         Side(letter, last.called(label if labels.count(label) == 1 else f"{label} ({letter})"), last)
         for letter, label, (_, last) in zip(LETTERS, labels, with_one, strict=False)

@@ -231,7 +231,7 @@ def _by_expert(
         opened.enter_context(console.progress("the expert plays", brief=True))
         reward = reward_of(side.config)
         reward.begin()
-        paid, steps, success = 0.0, 0, False
+        paid, steps, got, best = 0.0, 0, StepResult(0.0, False, False), 0.0
         command = Command(
             Kind.RESET, 0, task_id=start.task_id, init_state_id=start.init_state_id, seed=start.seed,
             max_steps=side.max_steps, video=True, attempt=0,
@@ -246,9 +246,19 @@ def _by_expert(
                 if not isinstance(event, Completion):
                     continue
                 for k in range(event.num_steps if event.kind == Kind.EXPERT else 0):
-                    success |= bool(slab.arrays["successes"][0, k])
-                    got = StepResult(float(slab.arrays["rewards"][0, k]), False, bool(slab.arrays["successes"][0, k]))
-                    paid, steps = paid + reward(got), steps + 1
+                    got = _step_at(slab, k)  # the first success is the last step
+                    paid, steps, best = paid + reward(got), steps + 1, max(best, got.reward)
                 if event.ended:
-                    return EpisodeResult(episode, (), paid, success, steps, success, steps == side.max_steps)
+                    return EpisodeResult(
+                        episode, (), paid, got.success, steps, got.terminated, got.truncated, progress=best,
+                        solved_at=steps if got.success else 0,
+                    )  # fmt: skip
                 pool.send(Command(Kind.EXPERT, 0, row=0))
+
+
+def _step_at(slab: Slab, k: int) -> StepResult:
+    """Returns the result of control step ``k`` of the row that the expert has filled."""
+    reward, success, terminated, truncated = (
+        slab.arrays[name][0, k].item() for name in ("rewards", "successes", "terminated", "truncated")
+    )
+    return StepResult(reward, terminated, success, truncated=truncated)

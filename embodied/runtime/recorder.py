@@ -18,7 +18,7 @@ from embodied.data.lerobot.writer import Recording
 from embodied.runtime.channel import Command, Completion, Kind
 from embodied.runtime.ports import EnvPort, Event, Lost, not_redone
 from embodied.runtime.slab import Slab
-from embodied.runtime.worker.expert import ExpertJob
+from embodied.runtime.worker.expert import ENDS, ExpertJob
 from embodied.types import Start
 
 Task = tuple[int, Start]
@@ -118,7 +118,7 @@ class _Attempt:
 
     def __init__(self, task: Task, fields: Sequence[str]) -> None:
         self.task = task
-        self._parts: dict[str, list[np.ndarray]] = {name: [] for name in fields if name not in _PICTURES}
+        self._parts: dict[str, list[np.ndarray]] = {name: [] for name in fields if name not in _ELSEWHERE}
         self._files: list[list[bytes]] = []  # [steps][C]
 
     def copy(self, slab: Slab, row: int, steps: int) -> None:
@@ -142,4 +142,4 @@ class _Attempt:
         return Recording(start, number, columns, fields, actions, rewards, successes)
 
 
-_PICTURES = ("pictures", "picture_bytes")
+_ELSEWHERE = ("pictures", "picture_bytes", *ENDS)

@@ -15,6 +15,7 @@ import pytest
 from embodied.data import reading
 from embodied.data.demonstrations import Demonstrations, FieldSelection
 from embodied.errors import DatasetError, EmbodiedError, SpecMismatchError
+from embodied.learn.actor_critic.checksums import checksums_of
 
 LIBERO = FieldSelection(["agentview", "robot0_eye_in_hand"])
 LENGTH = 6
@@ -253,6 +254,14 @@ def test_demonstrations_of_two_dimensions_are_refused(tmp_path):
         replace(file, "data/demo_1/actions", np.zeros((LENGTH, 4)))
     with pytest.raises(DatasetError, match=r"demo_1 has float32 \[4\] as 'action', and .*demo_0 has float32 \[7\]"):
         read(path)
+
+
+def test_a_picture_that_was_changed_is_known_by_its_pixels(tmp_path):
+    one, other = (libero(tmp_path / f"{name}.hdf5") for name in "ab")
+    with h5py.File(other, "r+") as file:
+        file["data/demo_0/obs/agentview_rgb"][LENGTH - 1, 0, 0, 0] ^= 1
+    sums, changed = (checksums_of(read(path).episodes, pictures=True) for path in (one, other))
+    assert (changed.numbers == sums.numbers, changed.pictures == sums.pictures) == (True, False)
 
 
 def test_a_damaged_picture_is_named_when_it_is_read(tmp_path):

@@ -34,6 +34,7 @@ from embodied import sft
 from embodied.data import reading
 from embodied.data.demonstrations import FieldSelection, check_fit
 from embodied.errors import DatasetError, EmbodiedError, SpecMismatchError
+from embodied.learn.actor_critic.checksums import checksums_of
 from embodied.testing import FakeEnv
 from embodied.tools import demos
 
@@ -100,6 +101,16 @@ def test_other_ways_to_store_the_same_are_read(recorded, folder):
     pq.write_table(pa.table({"task": tasks["__index_level_0__"], "task_index": tasks["task_index"]}),
                    folder / "meta/tasks.parquet")  # fmt: skip
     assert_equal(reading.read(folder, WANTED), expected)
+
+
+def test_a_picture_that_was_changed_is_known_by_its_file(recorded, folder, monkeypatch):
+    before = checksums_of(reading.read(recorded, WANTED).episodes, pictures=True)
+    assert before == checksums_of(reading.read(folder, WANTED).episodes, pictures=True)
+    picture(lambda image: image.transpose(Image.Transpose.FLIP_LEFT_RIGHT))(folder)
+    changed = checksums_of(reading.read(folder, WANTED).episodes, pictures=True)
+    assert (changed.numbers == before.numbers, changed.pictures == before.pictures) == (True, False)
+    monkeypatch.setattr("embodied.data.pictures.decode", lambda data: np.zeros((16, 16, 3), np.uint8))
+    assert checksums_of(reading.read(recorded, WANTED).episodes, pictures=True) == before, "whatever decodes them"
 
 
 def test_actions_of_another_name_are_named(recorded, folder):

@@ -229,7 +229,30 @@ def test_processes_that_a_command_starts_are_those_that_are_checked(launch, tmp_
     assert train.main([*even, "algorithm.critic_warmup_steps=5", "--config-dir", FOLDER]) == 2
     told = capsys.readouterr().err
     assert "critic_warmup_steps" in told
-    assert "the run has 1" not in told
+    assert "alone is one" not in told
+
+
+@pytest.mark.parametrize(
+    ("ranks", "said"),
+    [(0, "a place for 2 processes, and this command alone is one"), (2, None),
+     (4, "a place for 2 processes, and 4 are started")],
+)  # fmt: skip
+def test_processes_that_torchrun_has_started_are_those_that_are_checked(ranks, said, tmp_path, monkeypatch):
+    if ranks:
+        for name, value in {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "RANK": 1, "LOCAL_RANK": 1}.items():
+            monkeypatch.setenv(name, str(value))
+        monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+        monkeypatch.setenv("MASTER_PORT", "1")
+    place = "cluster.component_placement={actor: 0-1, rollout: 0-1}"
+    slots = ("env.train.total_num_envs=4", "env.eval.total_num_envs=4", "algorithm.group_size=2")
+    keys = [*FAKE, f"runner.output_dir={tmp_path}", place, *slots]
+    found = [*configuration.configuration(keys, [FOLDER])]
+    if said is not None:
+        assert [said in one.found for one in found] == [True]
+        return
+    assert [one.status for one in found] == ["ok"]
+    memory = next(one for one in sizes.sizes(keys, [FOLDER]) if one.name == sizes.NAME)
+    assert "for each of its 2 processes" in memory.found
 
 
 def test_memory_of_processes_that_a_command_starts_is_shared(tmp_path):

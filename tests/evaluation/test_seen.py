@@ -141,8 +141,25 @@ def test_an_export_says_the_starts_of_all_trainings_behind_it_or_an_older_one_wh
     export(Path("old"), model, trainings=[{"run": "b", "held_out_states": 3}])
     config["actor"]["model"]["model_path"] = "old"
     assert behind(config) == [Trained("b", held_out=3)]
-    export(Path("bad"), model, starts=[{**one, "drawn": {GOAL: ["x"]}}])
-    config["actor"]["model"]["model_path"] = "bad"
-    assert behind(config) == [Trained("bad")]
+    export(Path("checked"), model, trainings=[{"run": "b", "held_out_states": "3"}])
+    config["actor"]["model"]["model_path"] = "checked"
+    assert behind(config) == [Trained("checked")]
     config["runner"]["ckpt_path"] = "runs/gone/checkpoints/000001"
     assert behind(config) == [Trained("gone")]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"drawn": {GOAL: ["x"]}}, {"drawn": {GOAL: [1.5]}}, {"drawn": {GOAL: [-1]}}, {"drawn": {GOAL: [4]}},
+        {"drawn": {"another task": [1]}}, {"states": {GOAL: -4}}, {"states": {GOAL: True}}, {"states": {GOAL: "4"}},
+        {"held_out": -5}, {"held_out": 0.5}, {"held_out": float("inf")},
+    ],
+)  # fmt: skip
+def test_starts_that_cannot_be_are_not_known(changes: Mapping[str, Any]):
+    one = {"run": "a", "env": ENV, "states": {GOAL: 4}, "drawn": {GOAL: [1]}, "held_out": 0}
+    export(Path("bad"), {"_target_": "embodied.testing.FakePolicy"}, starts=[{**one, **changes}])
+    config = {"runner": {"ckpt_path": None}, "actor": {"model": {"model_path": "bad"}}}
+    (found,) = behind(config)
+    assert found == Trained("bad")
+    assert verdict(found, state=2) == "which starts bad had is not noted"

@@ -41,6 +41,13 @@ class CutsOff(FakeEnv):
         return super().step(action)._replace(truncated=True)
 
 
+class Spoils(FakeEnv):
+    """The third control step fails for good."""
+
+    def step(self, action: np.ndarray) -> StepResult:
+        return super().step(action)._replace(terminated=self._steps == 3, success=False)
+
+
 class Dies(FakeEnv):
     """The process of the third start ends."""
 

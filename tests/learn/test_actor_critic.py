@@ -93,6 +93,20 @@ def test_pictures_come_from_host_memory_or_from_files_and_are_the_same(tmp_path,
         assert np.array_equal(again.batch(index)[name], expected)
 
 
+@pytest.mark.parametrize("expected", [2, 5, 100, None])
+def test_pictures_are_copied_of_a_ring_that_will_stay_small(tmp_path, expected):
+    fields = {**FIELDS, "images": ArraySpec((1, 20, 20, 3), "uint8")}
+    ring = Replay.open(tmp_path, fields, 1000, None, "tests", expected=expected)
+    memory, kept = Memory(ring, whole_bytes=15 * ring.record_bytes), []
+    for count in (3, 9):
+        entries = {name: np.full((count, *spec.shape), count, spec.dtype) for name, spec in fields.items()}
+        memory.append(entries)
+        kept.append(entries["images"])
+        assert ("images" in memory._copies) == (ring.room <= 15)
+    assert memory._copies["state"].shape[0] == ring.room == {2: 12, 5: 12, 100: 100, None: 1000}[expected]
+    np.testing.assert_array_equal(memory.batch(np.arange(12), ["images"])["images"], np.concatenate(kept))
+
+
 def test_what_an_earlier_record_left_in_the_slab_is_not_kept():
     entries = {
         "num_steps": np.array([2, 1, 0], np.int32), "rewards": np.full((3, 2), 7, np.float32),

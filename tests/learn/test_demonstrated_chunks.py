@@ -12,6 +12,7 @@ from embodied.models.head import HeadPolicy, around_base
 
 from embodied.data.demonstrations import Demonstration
 from embodied.errors import CheckpointError, ConfigError, SpecMismatchError
+from embodied.learn.actor_critic.checksums import checksums_of
 from embodied.learn.actor_critic.learner import ActorCriticLearner
 from embodied.learn.actor_critic.share import Share
 from embodied.learn.replay.sampling import sampled
@@ -155,11 +156,13 @@ def test_changes_beyond_the_scale_are_clamped_and_counted(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changed", "asked"), [("", 0), ("demonstrations", 5), ("base", 5), ("file", 5)], ids=lambda value: str(value)
+    ("changed", "asked"),
+    [("", 0), ("demonstrations", 5), ("pictures", 5), ("base", 5), ("file", 5)],
+    ids=lambda value: str(value),
 )
 def test_a_base_is_asked_once(tmp_path, changed, asked):
     made = learner(tmp_path, around())
-    assert show(made, [episode()]) == 5
+    assert show(made, [filmed(1)]) == 5
     before = made.shown.entries.batch(np.arange(5))
     made.close()
     if changed == "file":
@@ -168,7 +171,8 @@ def test_a_base_is_asked_once(tmp_path, changed, asked):
         content[200] ^= 255
         file.write_bytes(content)
     again = learner(tmp_path, around(bias=0.3 if changed == "base" else 0.4))
-    assert show(again, [episode(seed=changed == "demonstrations")]) == asked
+    shown = replace(episode(seed=1), pictures=filmed(1).pictures) if changed == "demonstrations" else filmed(1)
+    assert show(again, [filmed(2) if changed == "pictures" else shown]) == asked
     now = again.shown.entries.batch(np.arange(5))
     if changed in ("", "file"):
         assert all(np.array_equal(before[name], now[name]) for name in before)
@@ -186,6 +190,62 @@ def test_a_run_that_goes_on_needs_the_demonstrations_of_before(tmp_path):
     with pytest.raises(CheckpointError, match="are others than those"):
         again.load_state_dict(state)
     again.close()
+
+
+SEEN = replace(ENV, obs={**ENV.obs, "images": ArraySpec((1, 20, 20, 3), "uint8")}, cameras=("front",))
+
+
+def filmed(value: int) -> Demonstration:
+    return replace(episode(), pictures=lambda t: np.full((1, 20, 20, 3), value if t == 3 else 0, np.uint8))
+
+
+@pytest.mark.parametrize(
+    ("pictures", "change", "said"),
+    [
+        (True, {}, "their pictures have changed"),
+        (True, {"instruction": "stop"}, "their actions, observations or instructions and their pictures have changed"),
+        (False, {}, None),
+    ],
+)
+def test_changed_pictures_are_refused_where_they_are_read(tmp_path, pictures, change, said):
+    made = learner(tmp_path, HeadPolicy(num_action_chunks=2, hidden=8, pictures=pictures), SEEN)
+    show(made, [filmed(1)])
+    state = made.state_dict()
+    made.close()
+    again = learner(tmp_path, HeadPolicy(num_action_chunks=2, hidden=8, pictures=pictures), SEEN)
+    show(again, [replace(filmed(2), **change)])
+    if said is None:
+        again.load_state_dict(state)
+    else:
+        with pytest.raises(CheckpointError, match=said):
+            again.load_state_dict(state)
+    again.close()
+
+
+def test_a_checkpoint_of_an_earlier_version_tells_nothing_of_pictures(tmp_path):
+    made = learner(tmp_path, HeadPolicy(num_action_chunks=2, hidden=8, pictures=True), SEEN)
+    show(made, [filmed(1)])
+    made.load_state_dict({name: value for name, value in made.state_dict().items() if name != "demonstrated_pictures"})
+    made.close()
+
+
+def test_a_run_that_has_learnt_from_no_demonstrations_goes_on_without_any(tmp_path):
+    made = learner(tmp_path, share=0.5)
+    state = made.state_dict()
+    made.close()
+    again = learner(tmp_path, share=0.5)
+    show(again, [episode()])
+    with pytest.raises(CheckpointError, match="has learnt from no "):
+        again.load_state_dict(state)
+    again.close()
+
+
+def test_of_very_many_pictures_some_are_summed(monkeypatch):
+    monkeypatch.setattr("embodied.learn.actor_critic.checksums.SUMMED_BYTES", 2 * 1200)
+    read = []
+    shown = replace(episode(), pictures=lambda t: read.append(t) or np.zeros((1, 20, 20, 3), np.uint8))
+    checksums_of([shown], pictures=True)
+    assert read == [0, 0, 3]  # the size of one, then every third
 
 
 def test_a_policy_that_reads_no_demonstrations_is_refused(tmp_path):

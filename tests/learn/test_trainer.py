@@ -193,6 +193,17 @@ def test_optimizer_batches_and_epochs_are_counted(collected):
     assert metrics["train/optimizer_steps"] == metrics["train/weight_version"] == 2 * -(-count // 5)
 
 
+def test_records_that_fill_no_optimizer_batch_are_one_that_weighs_as_much(collected):
+    env, arrays, results = collected
+    made = trainer(env, batch=5)
+    batch = made.update(arrays, results, iteration=0)[1]
+    steps = made._steps(batch, 0, 0)
+    assert len(steps[-1]) == len(batch) % 5 > 0
+    assert sorted(torch.cat(steps).tolist()) == list(range(len(batch)))
+    wholes = [made._objective.optimizer_batch(batch, chosen) for chosen in steps]
+    assert [whole.of_terms[0].sum().item() for whole in wholes] == pytest.approx([1] * len(steps))
+
+
 def test_the_order_of_records_is_a_function_of_its_seed():
     def order(seed):
         return torch.cat(list(optimizer_batches(17, 4, *seed))).tolist()

@@ -96,7 +96,7 @@ SPECS = st.builds(
     cameras=st.lists(st.text()).map(tuple),
     action=st.one_of(
         st.builds(DiscreteAction, st.integers(1, 99)),
-        st.lists(st.tuples(BOUND, BOUND)).map(
+        st.lists(st.tuples(BOUND, BOUND).map(sorted)).map(
             lambda bounds: ContinuousAction(tuple(low for low, _ in bounds), tuple(high for _, high in bounds))
         ),
     ),
@@ -143,6 +143,12 @@ def test_order_of_the_observation_is_part_of_it():
         ({"tasks": [3]}, "tasks of an env's spec: got 3, expected a text"),
         ({"num_init_states": [-1]}, "num_init_states of an env's spec: got -1, expected a whole number"),
         ({"max_episode_steps": True}, "max_episode_steps of an env's spec: got True, expected a whole number"),
+        ({"action": {"kind": "continuous", "low": [0.0], "high": []}}, "action of an env's spec: got"),
+        ({"action": {"kind": "continuous", "low": ["nan"], "high": [1]}}, "action of an env's spec: got"),
+        ({"action": {"kind": "continuous", "low": [0, 2], "high": [1, 1]}}, "action of an env's spec: got"),
+        ({"control_hz": "nan"}, "control_hz of an env's spec: got 'nan', expected a finite number"),
+        ({"control_hz": "inf"}, "control_hz of an env's spec: got 'inf', expected a finite number"),
+        ({"control_hz": -1}, "control_hz of an env's spec: got -1, expected a finite number"),
         ({"control_hz": None}, "control_hz of an env's spec: got None, expected a number"),
         ({"restorable": 1}, "restorable of an env's spec: got 1, expected true or false"),
         ({"obs": {"state": [2]}}, "obs of an env's spec: got {'state': [2]}, expected a list"),

@@ -4,6 +4,7 @@ report says what is to do."""
 from __future__ import annotations
 
 import json
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,14 @@ from typing import Any
 import pytest
 import yaml
 
+from embodied import schema
 from embodied.errors import ConfigError
 from embodied.migrate import Migration, Note, migrate
 from embodied.migrate.families import can_change_a_number, families, family_of
 from embodied.migrate.report import lines_of, to_do
 from embodied.migrate.usual import rows
 from embodied.schema.compose.compose import compose
+from embodied.schema.keys.paths import MISSING, at
 from embodied.tools import migrate as tool
 
 LIBERO = ["env/libero_spatial@env.train", "env/libero_spatial@env.eval"]
@@ -251,6 +254,27 @@ def test_every_family_is_of_a_system_and_says_one_thing():
     same = [(one.system, one.pattern) for one in families()]
     assert len(same) == len(set(same)), "the second one would never count"
     assert family_of("verl", "no.such.key") is None
+
+
+def test_keys_of_ours_that_reasons_name_are_there():
+    ours, named = (
+        schema.defaults(),
+        re.compile(r"\b(?:algorithm|actor\.optim|data|runner|rollout)\.[a-z_]+(?:\.[a-z_]+)*"),
+    )
+    found = [(one.pattern, key) for one in families() for key in named.findall(one.why)]
+    assert ("algorithm.tau", "algorithm.sac.target_rate") in found
+    assert [key for _, key in found if at(ours, key) is MISSING] == []
+
+
+def test_learning_from_a_replay_buffer_is_named_by_our_keys():
+    theirs = {
+        "actor": {"model": {"model_type": "mlp_policy"}},
+        "algorithm": {"critic_actor_ratio": 4, "replay_buffer": {"cache_size": 9}, "demo_buffer": {"load_path": "d"}},
+    }
+    found = migrate(theirs, "rlinf", devices=0)
+    assert "is algorithm=sac here" in found.open["algorithm.loss_type"]
+    assert "algorithm.replay.demonstrations" in note(found, "algorithm.demo_buffer.load_path").why
+    assert not any("no learning from a replay buffer" in one.why for one in found.notes)
 
 
 def test_defaults_are_given_once_each():

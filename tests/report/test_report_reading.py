@@ -52,6 +52,23 @@ def test_before_and_after_are_paired(tmp_path: Path) -> None:
     assert "exact McNemar test: p = 0.0312" in found.tables[0].said[0]
 
 
+def test_a_run_that_only_evaluates_has_no_training_to_come(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "served", iterations=0, evaluations=(0,))
+    (folder / "metrics.jsonl").unlink()
+    config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    config["runner"]["only_eval"] = True
+    (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    alone, trained = read(str(folder)), read(str(write_run(tmp_path / "a", evaluations=(0,))))
+    assert [side.label for side in success.success_section([alone]).sides] == [str(folder)]
+    assert [side.label for side in success.success_section([trained]).sides] == ["before training"]
+    assert [side.label for side in success.success_section([alone, trained]).sides] == [
+        str(folder), f"{tmp_path / 'a'} before training",
+    ]  # fmt: skip
+    config["runner"]["only_eval"] = False
+    (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    assert [side.label for side in success.success_section([read(str(folder))]).sides] == ["before training"]
+
+
 def test_seeds_of_one_experiment_are_one_line_with_a_band(tmp_path: Path) -> None:
     names = [write_run(tmp_path / name, seed=seed) for name, seed in (("a", 1), ("b", 3))]
     other = write_run(tmp_path / "c", group_size=3)

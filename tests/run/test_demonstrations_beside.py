@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from embodied import train
+from embodied.learn.actor_critic.learner import ActorCriticLearner
+from embodied.learn.actor_critic.memory import Memory
 from embodied.tools import demos
 
 pytest.importorskip("pyarrow.parquet", exc_type=ImportError)
@@ -55,6 +57,16 @@ def test_a_sparse_task_is_learnt_with_demonstrations_and_not_without(tmp_path: P
     alone, beside = ran(tmp_path / "alone", *keys), ran(tmp_path / "beside", shown, *keys)
     assert alone[-1]["eval/success_rate"] <= 0.25
     assert beside[-1]["eval/success_rate"] >= alone[-1]["eval/success_rate"] + 0.5
+
+
+def test_a_ring_is_laid_out_for_what_the_run_collects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memories: list[Memory] = []
+    monkeypatch.setattr(ActorCriticLearner, "close", lambda learner: memories.append(learner.memory))
+    found = ran(tmp_path, "runner.max_epochs=2", "algorithm.sac.learning_starts=1000")
+    (memory,) = memories
+    assert memory.ring.total == found[-1]["train/replay_entries"] > 0
+    assert memory.ring.total <= memory.ring.room == 2 * 8 * (12 + 1)
+    assert memory.ring.capacity == 1_000_000
 
 
 @pytest.mark.slow

@@ -103,7 +103,7 @@ def test_slots_that_were_asked_for_stay(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ((APART,), "gives actor 0-3, which is a place for 8 processes, and the run has 1"),
+        ((APART,), "gives actor 0-3, which is a place for 8 processes, and this command alone is one"),
         (("cluster.num_nodes=64", "cluster.num_gpus_per_node=8"), "torchrun --nnodes=64 --nproc-per-node=8"),
         (("runner.dry_run=true", "cluster.num_gpus_per_node=2", APART), "gives actor 0-3, and 2 devices are there"),
         (("runner.dry_run=true", *HOSTED[:1]), "gives env 'cpu', which is no label of cluster.node_groups"),
@@ -117,7 +117,7 @@ def test_what_is_not_there_is_refused_before_anything_starts(words, text, tmp_pa
     ("placement", "text"),
     [
         ("{env:[0,2],actor:0-7}", "gives env [0, 2], and the processes that act on node-1 have no simulators"),
-        ("{actor:0-1,rollout:0-1}", "gives actor 0-1, which is a place for 2 processes, and the run has 4"),
+        ("{actor:0-1,rollout:0-1}", "gives actor 0-1, which is a place for 2 processes, and 4 are started"),
         ("{env:{node_group:node,placement:1}}", "and node-1 has processes of its own"),
     ],
 )

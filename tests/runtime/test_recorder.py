@@ -79,6 +79,7 @@ def same(one: Recording | None, other: Recording | None) -> bool:
     if one is None or other is None:
         return one is other
     arrays = [(r.actions, r.rewards, r.successes, r.fields["state"]) for r in (one, other)]
+    assert one.fields.keys() == other.fields.keys()
     equal = all(a.dtype == b.dtype and np.array_equal(a, b) for a, b in zip(*arrays, strict=True))
     return equal and (one.start, one.attempt, one.pictures) == (other.start, other.attempt, other.pictures)
 

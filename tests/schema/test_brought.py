@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from embodied.run.build import brought
 from embodied.run.build.preflight import Rules, check
 from embodied.schema.compose.brought import sections
 from embodied.schema.compose.compose import Composed, compose
+from embodied.testing import FakeEnv
+from embodied.types import ContinuousAction, DiscreteAction
 
 HIDDEN = "actor.model.seed=7"
 
@@ -201,6 +204,23 @@ def test_an_export_is_built_from_its_folder_and_brings_the_env_that_it_noted():
     assert found["runner"]["experiment_name"] == "gone-000003-hf-eval"
     with pytest.raises(CheckpointError, match="cannot be built from it alone"):
         composed(str(export(Path("other"), {})))
+
+
+@pytest.mark.parametrize(
+    ("before", "here", "cells"),
+    [
+        (ContinuousAction((-1.0, 0.0), (1.0, 1.0)), ContinuousAction((-1.0, 0.0), (1.0, 255.0)),
+         [["(actions)", "1: 0 to 1", "1: 0 to 255"]]),
+        (DiscreteAction(6), DiscreteAction(4), [["(actions)", "one of 6", "one of 4"]]),
+        (DiscreteAction(6), DiscreteAction(6), []),
+        (ContinuousAction((-1.0,), (1.0,)), ContinuousAction((-1.0,), (1.0,)), []),
+    ],
+)  # fmt: skip
+def test_actions_of_the_same_shape_and_another_range_are_told(before, here, cells):
+    spec = FakeEnv().spec
+    found = [*brought._of_spec(replace(spec, action=before), replace(spec, action=here), {})]
+    assert [row.cells[:3] for row in found] == cells
+    assert not any(row.fatal for row in found)
 
 
 def test_all_that_makes_weights_useless_is_in_one_table():

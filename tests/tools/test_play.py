@@ -26,6 +26,7 @@ from embodied.run.evaluation.random_actions import RandomActions
 from embodied.runtime.policy.policy_port import Request
 from embodied.runtime.slab import Slab
 from embodied.testing import FakeEnv
+from embodied.types import EpisodeResult
 
 CONFIG = ("--config-dir", str(Path(__file__).parents[1] / "config"))
 FAKE = (
@@ -87,6 +88,32 @@ def test_the_expert_random_actions_and_a_start_that_no_evaluation_has(capsys):
         found.append(iio.imread(video)[1:].tobytes())
     assert found[0] == found[1]
     assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("env", "keys", "expected"),
+    [
+        ("embodied.testing.FakeEnv", ("success_distance=0.05",), (True, True, False)),
+        ("embodied.testing.FakeEnv", ("success_distance=0.05", "max_episode_steps=LAST"), (True, True, False)),
+        ("embodied.testing.FakeEnv", ("success_distance=0.05", "max_episode_steps=2"), (False, False, True)),
+        ("odd_experts.CutsOff", ("success_distance=0",), (False, False, True)),
+        ("odd_experts.Spoils", ("success_distance=0", "max_episode_steps=3"), (False, True, False)),
+        ("odd_experts.GivesUp", ("success_distance=0",), (False, False, False)),
+    ],
+    ids=["solved", "solved in the last step", "limit", "limit of the env", "failed for good", "gives up"],
+)
+def test_how_the_expert_s_episode_ended(monkeypatch, env, keys, expected):
+    found: list[EpisodeResult] = []
+    monkeypatch.setattr("embodied.run.play.result_lines", lambda result, texts: found.append(result) or [])
+    assert play(*FAKE, "--expert", "env.eval.success_distance=0.05", "--seed", "4") == 0
+    solved_at = found.pop().num_steps
+    own = [f"env.eval.{key.replace('LAST', str(solved_at))}" for key in keys]
+    assert play(*FAKE, "--expert", f"env.eval._target_={env}", *own, "--seed", "4") == 0
+    (result,) = found
+    assert (result.success, result.terminated, result.truncated) == expected
+    assert result.solved_at == (solved_at if result.success else 0)
+    assert 0 <= result.progress <= 1
+    assert result.num_steps > 0
 
 
 def test_random_actions_are_new_in_each_record():

@@ -20,6 +20,7 @@ class Camera:
     count: int
     size: tuple[int, int] | None  # height and width that the file declares; None = it declares none
     read: Callable[[int], np.ndarray]  # step → uint8 [H, W, 3]; may raise anything
+    stored: Callable[[int], bytes] | None = None  # step → its file, the same whatever decodes it; None = pixels
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,14 @@ class Frames:
             shown = ", ".join(f"{c.name} {_shown(p.shape)}" for c, p in zip(self.cameras, seen, strict=True))
             raise DatasetError(f"{self.where}, step {t}: the cameras' pictures have several sizes: {shown}", REDO)
         return np.stack(seen)
+
+    def stored(self, t: int) -> list[bytes]:
+        """Returns the bytes of the pictures of step t as they are stored, one a camera.
+
+        Raises:
+            DatasetError: pixels are stored, and are damaged.
+        """
+        return [camera.stored(t) if camera.stored else self._one(camera, t).tobytes() for camera in self.cameras]
 
     def _one(self, camera: Camera, t: int) -> np.ndarray:
         where = f"{self.where}, step {t}: the picture of '{camera.name}'"

@@ -203,7 +203,9 @@ class _File:
                 f"{where}, step {_first_null(column)}: the picture of '{name}' is not in the parquet file",
                 "embed the pictures in the parquet files",
             )
-        return Camera(name, len(column), self.meta.features[name].picture_size, partial(_decode, column))
+        return Camera(
+            name, len(column), self.meta.features[name].picture_size, partial(_decode, column), partial(_stored, column)
+        )
 
     def _told(self, part: Any, row: EpisodeRow, where: str) -> list[str]:
         """The instruction of each step; one alone if it does not change."""
@@ -289,8 +291,13 @@ def _first_null(column: Any) -> int:
     return int(column.is_null().to_numpy(zero_copy_only=False).argmax())
 
 
+def _stored(column: Any, t: int) -> bytes:
+    found: bytes = column[t].as_py()
+    return found
+
+
 def _decode(column: Any, t: int) -> np.ndarray:
-    return pictures.decode(column[t].as_py())
+    return pictures.decode(_stored(column, t))
 
 
 def _texts(told: Sequence[str]) -> np.ndarray:

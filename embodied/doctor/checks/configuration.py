@@ -11,10 +11,11 @@ from pathlib import Path
 
 from embodied import schema
 from embodied.doctor.findings import Finding, of_error
-from embodied.errors import EmbodiedError, broken
+from embodied.errors import ConfigError, EmbodiedError, broken
 from embodied.parallel.group import Group
 from embodied.run.build import preflight
 from embodied.run.folder.folder import RunFolder
+from embodied.run.placement.roles import placed
 from embodied.run.placement.table import to_start
 from embodied.schema.compose.compose import Composed, compose_unchecked
 
@@ -33,11 +34,25 @@ def configuration(overrides: Sequence[str], folders: Sequence[str], command: str
     except EmbodiedError as error:
         yield of_error(NAME, error)
         return
-    wrong = errors(composed, preflight.Rules(composed, to_start(composed.config, Group())))
+    wrong = errors(composed, preflight.Rules(composed, processes_of(composed.config)))
     for one in wrong:
         yield of_error(NAME, one)
     if not wrong:
         yield Finding(NAME, "ok", "nothing stands against it: " + (" ".join(overrides) or "the default job"))
+
+
+def processes_of(config: schema.Config) -> Group:
+    """Returns the processes of a run that is started as this command was: with those that torchrun has started, or with
+    those that a command by itself plans or starts.
+
+    Raises:
+        ConfigError: what has started this command does not say what it has started.
+    """
+    started = to_start(config, Group.from_environment())
+    try:
+        return started if started.table is not None else placed(config, started)
+    except ConfigError:  # the rules say it
+        return started
 
 
 def errors(composed: Composed, rules: preflight.Rules) -> list[EmbodiedError]:

@@ -16,7 +16,6 @@ from embodied.parallel.group import Group
 from embodied.run.build.preflight import Rules
 from embodied.run.memory.footprint import Footprint, Weights, footprint, of_files
 from embodied.run.memory.workers import at_least, described, fitting_rows, remedies_within
-from embodied.run.placement.table import to_start
 from embodied.runtime.memory import free_memory
 from embodied.schema.compose.compose import compose_unchecked
 
@@ -31,7 +30,7 @@ def sizes(overrides: Sequence[str], folders: Sequence[str], command: str = "trai
     if composed.config.runner.task.records or composed.config.runner.answers is not None:
         yield Finding(NAME, "skipped", "no policy is built")
         return
-    rules = Rules(composed, to_start(composed.config, Group()), machine=False)
+    rules = Rules(composed, configuration.processes_of(composed.config), machine=False)
     if configuration.errors(composed, rules):
         yield Finding(NAME, "skipped", "the configuration is refused, see there")
         return

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +21,9 @@ import numpy as np
 import torch
 
 from embodied import instructions
-from embodied.data.demonstrations import Demonstration
 from embodied.data.samples import SampleSource
 from embodied.errors import PolicyChangedError, RunFolderError, SpecMismatchError
+from embodied.learn.actor_critic.checksums import Checksums
 from embodied.learn.replay.sampling import ANSWERED
 from embodied.lib.whole import write_whole
 from embodied.protocols import CHUNK, ActorCritic, HasExtraState, NamesWeights, Policy, ReadsDemonstrations
@@ -43,29 +43,19 @@ class Decided:
     clamped: int  # chunks that an executed action is beyond
 
 
-def checksum_of(episodes: Sequence[Demonstration]) -> int:
-    """Computes a checksum of what was done, observed and told in episodes; of pictures only how many there are."""
-    found = 0
-    for episode in episodes:
-        for array in (episode.actions, *(episode.fields[name] for name in sorted(episode.fields))):
-            found = zlib.crc32(np.ascontiguousarray(array).tobytes(), found)
-        found = zlib.crc32(f"{len(episode)} {episode.instruction}".encode(errors="replace"), found)
-    return found
-
-
 class Decisions:
     """Makes decisions of demonstrations.
 
     Args:
         samples: demonstrated chunks.
-        checksum: of their episodes.
+        checksums: of their episodes.
         seed: of the noise with which a base decides.
         rank: of the process that asks.
         file: that keeps what the base does.
     """
 
     def __init__(
-        self, policy: Policy, env: EnvSpec, samples: SampleSource, checksum: int, seed: int, rank: int,
+        self, policy: Policy, env: EnvSpec, samples: SampleSource, checksums: Checksums, seed: int, rank: int,
         device: torch.device, file: Path,
     ) -> None:  # fmt: skip
         assert isinstance(policy, ActorCritic)
@@ -78,7 +68,8 @@ class Decisions:
             )
         self._policy, self._reads, self._env, self._samples = policy, policy, env, samples
         self._of_base = [name for name in policy.reads() if name in policy.spec.decision]
-        self._key = {"demonstrations": checksum, "chunk": policy.spec.num_action_chunks, "seed": seed}
+        self._key = {"demonstrations": checksums.numbers, "chunk": policy.spec.num_action_chunks, "seed": seed}
+        self._pictures = checksums.pictures
         self._seed, self._rank, self._device, self._file = seed, rank, device, file
 
     @property
@@ -119,7 +110,7 @@ class Decisions:
                 parts[name].append(values)
             passed(len(chosen))
         found = {name: np.concatenate(values) for name, values in parts.items() if values}
-        header = json.dumps({**self._key, "policy": self._identity(), "sums": _sums(found)})
+        header = json.dumps({**self._key, "pictures": self._pictures, "policy": self._identity(), "sums": _sums(found)})
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             arrays: dict[str, Any] = {**found, HEADER: np.array(header)}
@@ -154,6 +145,7 @@ class Decisions:
                 header = json.loads(str(file[HEADER]))
                 found = {name: file[name] for name in self._of_base}
             same = all(header[name] == value for name, value in self._key.items()) and header["sums"] == _sums(found)
+            same = same and header.get("pictures", self._pictures) == self._pictures  # earlier versions have none
             if same and self._is_same(header["policy"]):
                 return found
         return None

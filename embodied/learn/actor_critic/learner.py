@@ -71,6 +71,7 @@ class ActorCriticLearner(Stepping):
         peak_flops: FLOP/s that the device could do; None: unknown.
         weight_sync_interval: iterations between two of which what acts takes the present weights.
         replay: folder of the records that are remembered, of all processes; None: nothing is (a dry run).
+        expected: entries that a process remembers in all of the run at most; None: it is not known.
         origin: of what env and policy the records are.
 
     Raises:
@@ -93,6 +94,7 @@ class ActorCriticLearner(Stepping):
     make_acting: Callable[[Policy, int, int, Parallel | None], Acting] = acting_of
     replay: Path | None = None
     origin: str = ""
+    expected: int | None = None
     memory: Memory = field(init=False)
     samples: int = field(default=0, init=False)  # transitions that the last update read
     flops: float = field(default=0.0, init=False)
@@ -130,7 +132,7 @@ class ActorCriticLearner(Stepping):
             kept, rank = algorithm.replay, self._group.rank
             ring = Replay.open(
                 self.replay / f"rank-{rank}", self._fields, kept.capacity, kept.max_gb, self.origin,
-                (rank, self._group.size),
+                (rank, self._group.size), self.expected,
             )  # fmt: skip
             self.memory = Memory(ring)
         entropy = algorithm.sac.target_entropy
@@ -302,7 +304,7 @@ class ActorCriticLearner(Stepping):
             **self.engine.state_dict(), **self.acting.state_dict(), "unlogged": self.unlogged, "records": self.records,
             "updates": self.updates, **{f"target.{name}": tensor for name, tensor in self._critics.targets().items()},
             "replay": self._group.gather(self.memory.ring.state_dict()),
-            **({"demonstrations": self._group.gather(self.shown.checksum)} if self.shown else {}),
+            **(self.shown.checksums.state_dict(self._group) if self.shown else {}),
         }  # fmt: skip
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -322,11 +324,8 @@ class ActorCriticLearner(Stepping):
                 "now: each goes on with its own",
                 f"run it with {len(remembered)} processes (torchrun --nproc-per-node)",
             )
-        if self.shown and state.get("demonstrations", [None] * (rank + 1))[rank] != self.shown.checksum:
-            raise CheckpointError(
-                "algorithm.replay.demonstrations are others than those that the run has learnt from",
-                "restore them, or start anew under another runner.experiment_name",
-            )
+        if self.shown:
+            self.shown.checksums.check(state, rank)
         self.memory.load_state_dict(remembered[rank])
 
     def saved(self, state: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ after an entry stands in the next one, and nothing is kept twice.
     … │ o₀ a₀ r₀ │ o₁ a₁ r₁ truncated │ o₂ (num_steps 0) │ o₀ a₀ r₀ │ o₁ a₁ r₁ terminated │ …
 
 Reading an entry from the files takes some 26 µs, so that a batch would take as long as its update. Small fields are
-therefore copied, and large ones, such as pictures, if the whole ring is small.
+therefore copied, and large ones, such as pictures, if all that the ring comes to is small.
 """
 
 from __future__ import annotations
@@ -37,12 +37,25 @@ class Memory:
     """
 
     def __init__(self, ring: Replay, whole_bytes: int = WHOLE_BYTES) -> None:
-        self.ring, whole = ring, ring.capacity * ring.record_bytes <= whole_bytes
-        self._copies = {
-            name: np.zeros((ring.capacity, *spec.shape), spec.dtype)
-            for name, spec in ring.fields.items()
+        self.ring, self._whole_bytes, self._room = ring, whole_bytes, ring.room
+        self._copies = self._laid_out()
+
+    def _laid_out(self) -> dict[str, np.ndarray]:
+        """Returns fields [n, …] for as many entries as the ring has room for."""
+        whole = self._room * self.ring.record_bytes <= self._whole_bytes
+        return {
+            name: np.zeros((self._room, *spec.shape), spec.dtype)
+            for name, spec in self.ring.fields.items()
             if whole or spec.nbytes < LARGE
         }
+
+    def _grow(self) -> None:
+        """Makes the copies as long as the ring, where more entries came than were expected."""
+        if self.ring.room > self._room:
+            before, self._room = self._copies, self.ring.room
+            self._copies = self._laid_out()
+            for name, array in self._copies.items():
+                array[: len(before[name])] = before[name]
 
     def __len__(self) -> int:
         return len(self.ring)
@@ -65,6 +78,7 @@ class Memory:
 
     def _copy(self, numbers: np.ndarray, entries: Mapping[str, np.ndarray]) -> None:
         """Copies the last n of some entries. They have the ``numbers`` int64 [n]."""
+        self._grow()
         if len(numbers):
             for name, array in self._copies.items():
                 array[numbers % self.ring.capacity] = entries[name][-len(numbers) :]
@@ -82,6 +96,7 @@ class Memory:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Returns to the entries of a checkpoint (:meth:`Replay.load_state_dict`), and copies them."""
         self.ring.load_state_dict(state)
+        self._grow()
         begin = self.ring.total - len(self)
         for first in range(0, len(self), READ):
             index = np.arange(first, min(first + READ, len(self)))
@@ -111,10 +126,9 @@ def entry_fields(policy: Policy, env: EnvSpec, marked: bool) -> dict[str, ArrayS
 
 
 def copied_bytes(fields: Mapping[str, ArraySpec], kept: ReplayConfig, records: int) -> int:
-    """Computes the bytes of host memory that the copy of a ring takes when ``records`` were appended to it."""
-    one, most = Layout(fields, 1).record_bytes, most_records(fields, kept.capacity, kept.max_gb)
-    copied = [spec.nbytes for spec in fields.values() if most * one <= WHOLE_BYTES or spec.nbytes < LARGE]
-    return sum(copied) * min(most, records)
+    """Computes the bytes of host memory that the copy of a ring takes to which ``records`` are appended."""
+    one, room = Layout(fields, 1).record_bytes, min(most_records(fields, kept.capacity, kept.max_gb), records)
+    return sum(spec.nbytes for spec in fields.values() if room * one <= WHOLE_BYTES or spec.nbytes < LARGE) * room
 
 
 def check_capacity(fields: Mapping[str, ArraySpec], algorithm: AlgorithmConfig, processes: int) -> None:

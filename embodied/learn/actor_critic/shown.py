@@ -12,12 +12,13 @@ import torch
 
 from embodied.data.demonstrations import Demonstration
 from embodied.data.samples import Samples
-from embodied.learn.actor_critic.decided import Decisions, checksum_of
+from embodied.learn.actor_critic.checksums import Checksums, checksums_of
+from embodied.learn.actor_critic.decided import Decisions
 from embodied.learn.actor_critic.memory import WHOLE_BYTES
 from embodied.learn.replay.demonstrations import Demonstrated
 from embodied.observe.terminal.progress import Phase
 from embodied.parallel.group import Group
-from embodied.protocols import Policy
+from embodied.protocols import CHUNK, Policy
 from embodied.types import ArraySpec, EnvSpec
 
 
@@ -27,7 +28,7 @@ class Shown:
 
     entries: Demonstrated
     clamped: int  # those whose chunk is beyond what the policy can do
-    checksum: int
+    checksums: Checksums
 
     @classmethod
     def of(
@@ -49,9 +50,11 @@ class Shown:
             EmbodiedError: the base does not answer, or its answers cannot be kept.
         """
         own, chunk = list(episodes)[group.rank :: group.size], policy.spec.num_action_chunks
-        samples, checksum = Samples(own, chunk), checksum_of(own)
+        samples = Samples(own, chunk)
+        of_base = any(name in policy.spec.decision for name in fields if name != CHUNK)
+        checksums = checksums_of(own, pictures=of_base or "images" in fields)
         file = folder / f"rank-{group.rank}.npz"
-        decisions = Decisions(policy, env, samples, checksum, seed, group.rank, device, file)
+        decisions = Decisions(policy, env, samples, checksums, seed, group.rank, device, file)
         with phase(asked) if (asked := decisions.asks) else nullcontext() as bar:
             decided = decisions.make(bar.advance if bar else lambda count: None)
 
@@ -59,7 +62,7 @@ class Shown:
             return {name: field.numpy() for name, field in policy.encode_instructions(texts).items()}
 
         entries = Demonstrated(samples, own, fields, chunk, decided.fields, told, reward, WHOLE_BYTES)
-        return cls(entries, decided.clamped, checksum)
+        return cls(entries, decided.clamped, checksums)
 
 
 def metrics_of(shown: Shown | None, marked: int, group: Group) -> dict[str, float]:

@@ -35,6 +35,7 @@ TAKEN = 2  # states that were given and may yet become checkpoints: one that is 
 FILES = 16  # the ring has at least so many, so that little more than its capacity is on the disk
 MOST_FILES = 128
 FILE_BYTES = 1 << 28
+LEAST_BYTES = 1 << 24  # of a file of a large ring, so that a run that goes on for longer than planned has few files
 PIECE = 1 << 24  # bytes that are written at a time, so that memory stays flat
 ANEW = "start anew under another runner.experiment_name"
 
@@ -42,6 +43,12 @@ ANEW = "start anew under another runner.experiment_name"
 def most_records(fields: Mapping[str, ArraySpec], capacity: int, max_gb: float | None) -> int:
     """Returns how many records a ring holds; arguments as of :meth:`Replay.open`."""
     return capacity if max_gb is None else min(capacity, int(max_gb * 10**9 / Layout(fields, 1).record_bytes))
+
+
+def _per_file(one: int, most: int, room: int) -> int:
+    """Returns the records of a file of a ring of ``most`` records of ``one`` byte each, of which ``room`` will come."""
+    fits = min(room // FILES, max(FILE_BYTES // one, room // MOST_FILES))
+    return max(1, min(most // FILES, max(LEAST_BYTES // one, fits)))
 
 
 class Replay:
@@ -57,22 +64,22 @@ class Replay:
         (3, 5, [2.0, 4.0])
     """
 
-    def __init__(self, folder: Path, layout: Layout, header: Header, lock: int) -> None:
+    def __init__(self, folder: Path, layout: Layout, header: Header, lock: int, room: int) -> None:
         self.folder, self.capacity, self._header = folder, header.capacity, header
         self._layout, self._files, self._lock = layout, Segments(folder, layout), lock
         self._begun = False  # whether anything was written or deleted since it was opened
         self._total, self._chain = 0, 0
         self._taken: list[int] = []
         self._guard = threading.RLock()
-        self._transition = np.zeros(self.capacity, bool)  # by number modulo capacity
-        self._demonstrated = np.zeros(self.capacity, bool)
+        self._transition = np.zeros(room, bool)  # by number modulo capacity; as long as it, or as what came so far
+        self._demonstrated = np.zeros(room, bool)
         self._waits = False  # whether the last record's episode goes on
         self._listed: dict[str, tuple[int, np.ndarray]] = {}
 
     @classmethod
     def open(
         cls, folder: Path, fields: Mapping[str, ArraySpec], capacity: int, max_gb: float | None, origin: str,
-        rank: tuple[int, int] = (0, 1),
+        rank: tuple[int, int] = (0, 1), expected: int | None = None,
     ) -> Replay:  # fmt: skip
         """Opens the ring of a folder, which is made if it is not there. It is empty until a state is loaded.
 
@@ -83,6 +90,8 @@ class Replay:
             max_gb: most GB (10⁹ bytes) of them; the smaller of both holds. None = as many as ``capacity`` take.
             origin: of what env and policy the records are. Another one's are refused.
             rank: of the process that appends them, and how many there are. Each has a folder of its own.
+            expected: records that will ever be appended: files and memory are laid out for no more of them. It changes
+                nothing else, and more may come. None = it is not known.
 
         Raises:
             ConfigError: not even one record fits.
@@ -96,17 +105,17 @@ class Replay:
                 f"a replay of {capacity} records and {max_gb} GB holds none: a record takes {one / 2**20:.2f} MiB",
                 "raise algorithm.replay.capacity or algorithm.replay.max_gb",
             )
-        per_file = max(1, min(most // FILES, max(FILE_BYTES // one, most // MOST_FILES)))
-        layout = Layout(fields, per_file)
+        room = most if expected is None else max(1, min(most, expected))
+        layout = Layout(fields, _per_file(one, most, room))
         made(folder)
         lock = locked(folder)
         try:
-            here, there = Header(FORMAT, origin, shown(fields), most, per_file, list(rank)), headers.read(folder)
+            here, there = Header(FORMAT, origin, shown(fields), most, layout.per_file, list(rank)), headers.read(folder)
             if there is not None:
                 check_same(folder, there, here)
                 layout = Layout(fields, there.per_file)
-            check_room(folder, layout.disk_bytes(most), Segments(folder, layout).held_bytes(), most)
-            ring = cls(folder, layout, here if there is None else there, lock)
+            check_room(folder, layout.disk_bytes(room), Segments(folder, layout).held_bytes(), room)
+            ring = cls(folder, layout, here if there is None else there, lock, room)
             if there is None:
                 headers.write(folder, here)
         except BaseException:
@@ -124,6 +133,11 @@ class Replay:
         """Bytes on the disk of a full ring. Those of the records come on top that were appended since the oldest of
         the last :data:`KEPT` checkpoints."""
         return self._layout.disk_bytes(self.capacity)
+
+    @property
+    def room(self) -> int:
+        """Records that memory is laid out for: ``capacity``, or fewer while no more are expected."""
+        return len(self._transition)
 
     @property
     def fields(self) -> Mapping[str, ArraySpec]:
@@ -207,12 +221,20 @@ class Replay:
     def _mark(self, first: int, records: Mapping[str, np.ndarray]) -> None:
         """Notes which of n > 0 records are transitions and demonstrations. They are numbered from ``first``."""
         count = len(next(iter(records.values())))
+        self._grow(first + count)
         start = max(0, count - self.capacity)
         places = np.arange(first + start, first + count) % self.capacity
         self._transition[places] = records["num_steps"][start:] > 0 if "num_steps" in self.fields else True
         if "demonstrated" in self.fields:
             self._demonstrated[places] = records["demonstrated"][start:]
         self._waits = "terminated" in self.fields and not records["terminated"][-1]
+
+    def _grow(self, total: int) -> None:
+        """Makes room for ``total`` records, where more come than were expected."""
+        if self.room < min(total, self.capacity):
+            more = np.zeros(min(max(total, 2 * self.room), self.capacity) - self.room, bool)
+            self._transition = np.concatenate([self._transition, more])
+            self._demonstrated = np.concatenate([self._demonstrated, more])
 
     def _free(self) -> None:
         """Deletes the files that neither the ring nor a checkpoint needs."""

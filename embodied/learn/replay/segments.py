@@ -21,6 +21,7 @@ from embodied.types import ArraySpec
 
 LARGE = 1024  # bytes from which a field stands in the second block
 PAGE = 4096
+MOST_OPEN = 256  # files that are open at a time
 LARGE_SUM, SUM, CHAIN = "#large", "#sum", "#chain"
 """Checksums of a record's large fields, of its small ones with that number, and of the sums of all records up to it."""
 SUMS_AFTER = 8  # bytes of SUM and CHAIN, at the end of the small fields
@@ -117,6 +118,8 @@ class Segments:
 
     def _descriptor(self, number: int) -> int:
         if number not in self._open:
+            if len(self._open) >= MOST_OPEN:
+                os.close(self._open.pop(next(iter(self._open))))  # one that is not on the disk yet is opened again
             self._open[number] = os.open(self.path(number), os.O_RDWR | os.O_CLOEXEC)
         return self._open[number]
 

@@ -50,10 +50,10 @@ def rows_of(runs: Sequence[Run], protocol: str | None = None) -> list[Row]:
         EvaluationError: a training has no evaluation, several protocols, or two evaluations at once; or is there twice;
             or an evaluation is of no training named.
     """
-    trainings = [run for run in runs if not _is_evaluation(run)]
+    trainings = [run for run in runs if not run.only_evaluates]
     measured = {id(run): Measured(run, [*run.evaluations.items()], _costs(run.folder)) for run in trainings}
     for run in runs:
-        if _is_evaluation(run):
+        if run.only_evaluates:
             attach(run, [*measured.values()])
     for one in measured.values():
         choose(one, protocol)
@@ -82,10 +82,6 @@ def _refuse_twice(first: Measured, second: Measured) -> None:
 
 def _next(seed: Any) -> int:
     return seed + 1 if isinstance(seed, int) else 1
-
-
-def _is_evaluation(run: Run) -> bool:
-    return run.evaluation_alone or run.setting("runner.only_eval") is True
 
 
 def _costs(folder: Path) -> Mapping[str, Any]:

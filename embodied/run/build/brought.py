@@ -15,7 +15,7 @@ from embodied.schema.compose.compose import Composed
 from embodied.schema.keys.paths import MISSING, at, leaves
 from embodied.schema.keys.sections.env import EnvEvalConfig
 from embodied.schema.rules.protocols import protocol_values
-from embodied.types import EnvSpec
+from embodied.types import ActionSpec, ContinuousAction, DiscreteAction, EnvSpec
 
 HEAD = ["key", "of the checkpoint", "asked", "effect"]
 MODEL, EVAL = "actor.model.", "env.eval."
@@ -153,6 +153,9 @@ def _of_spec(before: EnvSpec, here: EnvSpec, model: Mapping[str, Any]) -> Iterat
     """What the env offers."""
     if before.action.field(1) != here.action.field(1):
         yield Row("(actions)", before.action.field(1), here.action.field(1), "actions of another kind", fatal=True)
+    elif before.action != here.action:
+        told = (_told(before.action, here.action), _told(here.action, before.action))
+        yield Row("(actions)", *told, "not those that it learnt with: units or meaning may be others")
     reads = model.get("num_images_in_input", len(before.cameras))
     if before.cameras != here.cameras:
         few = isinstance(reads, int) and len(here.cameras) < reads
@@ -169,6 +172,15 @@ def _of_spec(before: EnvSpec, here: EnvSpec, model: Mapping[str, Any]) -> Iterat
         yield Row("(control steps a second)", before.control_hz, here.control_hz, "actions last longer or shorter")
     if new := [task for task in here.tasks if task not in before.tasks]:
         yield Row("(tasks)", f"{len(before.tasks)}", f"{len(here.tasks)}", f"{len(new)} of them were not trained")
+
+
+def _told(action: ActionSpec, other: ActionSpec) -> str:
+    """Returns an action in words, as far as it differs from another one with the same field."""
+    if isinstance(action, ContinuousAction) and isinstance(other, ContinuousAction):
+        own, others = ([*zip(one.low, one.high, strict=True)] for one in (action, other))
+        differing = [number for number, bounds in enumerate(own) if bounds != others[number]]
+        return ", ".join(f"{number}: {own[number][0]:g} to {own[number][1]:g}" for number in differing)
+    return f"one of {action.num_actions}" if isinstance(action, DiscreteAction) else str(action)
 
 
 def _names(cameras: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,10 @@ def of_checkpoint(checkpoint: Path, later: Sequence[Path] = ()) -> list[Trained]
         spec = from_json(meta["origin"]["env"])
         plain = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
         config, simulator = schema.bind(plain), meta["origin"]["simulator"]
-        return [*behind(plain, [*later, run]), *_own(run.name, config, spec, simulator["kwargs"], meta["iteration"])]
+        return [
+            *behind(plain, [*later, run]),
+            *_own(run.name, config, spec, simulator["kwargs"], _whole(meta["iteration"])),
+        ]
     except (*UNREADABLE, OSError, yaml.YAMLError, EmbodiedError):
         return [Trained(run.name)]
 
@@ -203,10 +207,10 @@ def _of_demonstrations(path: str) -> Trained:
     try:
         made = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
         env = {key: value for key, value in made["env"]["train"].items() if key != "seed"}
-        held_out = int(made["demos"].get("held_out_states", 0))
+        held_out = _whole(made["demos"].get("held_out_states", 0))
         drawn: dict[str, set[int]] = {}
         for row in episode_rows(folder):
-            drawn.setdefault(str(row["tasks"][0]), set()).add(int(row["init_state_id"]))
+            drawn.setdefault(str(row["tasks"][0]), set()).add(_whole(row["init_state_id"]))
         states = {task: sorted(own) for task, own in drawn.items()}
         return Trained(path, env, dict.fromkeys(drawn), states, held_out)
     except (*UNREADABLE, OSError, yaml.YAMLError, EmbodiedError):
@@ -220,7 +224,7 @@ def _of_export(path: str) -> list[Trained]:
         source = check_seal(file, read_json(file))["source"]
         if NOTED in source:
             return list(map(_noted, source[NOTED]))
-        return [Trained(str(one["run"]), held_out=one["held_out_states"]) for one in source["trainings"]]
+        return [Trained(str(one["run"]), held_out=_whole(one["held_out_states"])) for one in source["trainings"]]
     except (*UNREADABLE, OSError, EmbodiedError):
         return [Trained(path)]
 
@@ -228,12 +232,24 @@ def _of_export(path: str) -> list[Trained]:
 def _noted(one: Mapping[str, Any]) -> Trained:
     """A training as an export has noted it. Raises TypeError, ValueError or LookupError for what is none."""
     env, states, drawn, held_out = (one[name] for name in ("env", "states", "drawn", "held_out"))
-    return Trained(
+    found = Trained(
         str(one["run"]),
         None if env is None else {**env, "_target_": str(env["_target_"])},
         None
         if states is None
-        else {str(task): None if count is None else int(count) for task, count in states.items()},
-        None if drawn is None else {str(task): list(map(int, own)) for task, own in drawn.items()},
-        None if held_out is None else int(held_out),
+        else {str(task): None if count is None else _whole(count) for task, count in states.items()},
+        None if drawn is None else {str(task): list(map(_whole, own)) for task, own in drawn.items()},
+        None if held_out is None else _whole(held_out),
     )
+    for task, own in (found.drawn or {}).items():
+        count = None if found.states is None else found.states[task]
+        if count is not None and any(state >= count for state in own):
+            raise ValueError(f"initial state {max(own)} of {count}")
+    return found
+
+
+def _whole(value: Any) -> int:
+    """Returns a whole number of 0 or more. Raises TypeError or ValueError for what is none."""
+    if isinstance(value, bool) or (found := index(value)) < 0:
+        raise ValueError(f"{value!r} is no count")
+    return found

@@ -40,6 +40,13 @@ def total(result: Evaluation | Tensor) -> Tensor:
     return sum((part.float().sum() for part in parts if part is not None), start=torch.zeros(()))
 
 
+def most_entries(config: schema.Config, side: ConfiguredEnv, policy: Policy, processes: int) -> int:
+    """Returns how many entries a process remembers at most until the run ends: the chunks of its episodes, and a last
+    observation of each."""
+    episodes = -(-schema.episodes_per_iteration(config) // processes) * config.runner.max_epochs
+    return episodes * (-(-side.max_steps // policy.spec.num_action_chunks) + 1)
+
+
 def with_replay(
     taken: Footprint, config: schema.Config, side: ConfiguredEnv, policy: Policy, processes: int
 ) -> Footprint:  # fmt: skip
@@ -47,8 +54,7 @@ def with_replay(
     runs = config.algorithm.learner == "sac" and not (config.runner.only_eval or config.runner.task.supervised)
     if not runs or not isinstance(policy, ActorCritic):
         return taken
-    kept, chunk = config.algorithm.replay, policy.spec.num_action_chunks
+    kept = config.algorithm.replay
     fields = entry_fields(policy, side.spec, kept.share(side.spec.interventions) > 0)
-    episodes = -(-schema.episodes_per_iteration(config) // processes) * config.runner.max_epochs
-    copies = copied_bytes(fields, kept, episodes * (-(-side.max_steps // chunk) + 1))
+    copies = copied_bytes(fields, kept, most_entries(config, side, policy, processes))
     return replace(taken, host={**taken.host, "copies of replayed records": copies})

@@ -96,18 +96,19 @@ def table_of(
     if not described and _plans_hosts(config):
         raise _only_by_ray(config)
     table = _placed(config, described or _started(config.cluster, processes, environment))
-    _check_started(config, processes, table)
+    _check_started(config, processes, table, alone=launched_by(environment) is None and processes.size == 1)
     return table
 
 
-def _check_started(config: schema.Config, processes: Group, table: PlacementTable) -> None:
+def _check_started(config: schema.Config, processes: Group, table: PlacementTable, alone: bool) -> None:
     """Refuses a table of other processes than were started, or started on other machines."""
     first = next(iter(placed(config.cluster)[1].values()), None)
     said = f"{PLACEMENT} gives {first.said}" if first else f"{GROUPS} ignores the devices of some nodes"
     leave = f"leave {PLACEMENT if first else GROUPS} out"
     if len(table.ranks) != processes.size:
+        has = "this command alone is one" if alone else f"{processes.size} are started"
         raise ConfigError(
-            f"{said}, which is a place for {len(table.ranks)} processes, and the run has {processes.size}",
+            f"{said}, which is a place for {len(table.ranks)} processes, and {has}",
             leave if config.runner.task.records else f"start {len(table.ranks)} processes, or {leave}",
         )
     own = table.ranks[processes.rank]

@@ -21,6 +21,7 @@ from embodied.parallel.group import Group
 from embodied.protocols import HasProgressFeatures
 from embodied.run.build.given import ConfiguredEnv, Sides
 from embodied.run.build.policy import Model, record_fields, sampling
+from embodied.run.memory.replay_memory import most_entries
 from embodied.schema import Config
 
 FEW = 0.1  # share of demonstrated chunks from which on it is said that they are clamped
@@ -44,7 +45,7 @@ def make_learner(
                 "keeps the records where they were collected",
                 "leave cluster.component_placement out",
             )
-        return _make_actor_critic(config, sides.train, model, folder)
+        return _make_actor_critic(config, sides.train, model, folder, processes.size)
     if not processes.is_split:
         return make_trainer(config, sides.train, model)
     connected = _links(config, sides, model, processes, stops)
@@ -53,7 +54,9 @@ def make_learner(
     return RolloutSide(model.policy, model.device, connected, memory_of_starts(config, sides.train))
 
 
-def _make_actor_critic(config: Config, side: ConfiguredEnv, model: Model, folder: Path) -> ActorCriticLearner:
+def _make_actor_critic(
+    config: Config, side: ConfiguredEnv, model: Model, folder: Path, processes: int
+) -> ActorCriticLearner:  # fmt: skip
     runner, kept = config.runner, config.algorithm.replay
     replay = folder / "replay" if kept.path is None else Path(kept.path) / folder.name
     return ActorCriticLearner(
@@ -62,6 +65,7 @@ def _make_actor_critic(config: Config, side: ConfiguredEnv, model: Model, folder
         peak_flops=peak_flops(runner.peak_tflops, model.policy, model.device), parallel=model.sharding,
         weight_sync_interval=runner.weight_sync_interval, replay=None if runner.dry_run else replay,
         origin=f"{side.config.target} and {config.actor.model.target}",
+        expected=most_entries(config, side, model.policy, processes),
     )  # fmt: skip
 
 

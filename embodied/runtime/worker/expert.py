@@ -35,6 +35,8 @@ MAX_STEPS = 32
 """Most control steps of one command. With more, a hung step would be found later. With fewer, workers would wait for
 the recorder while it writes files."""
 ROW_BYTES = 32 << 20  # most bytes of a row that holds more than one step
+ENDS = ("terminated", "truncated")
+"""Fields of a step that say whether and how it ended the attempt. None does where the expert gave up."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ def _step_fields(spec: EnvSpec) -> dict[str, ArraySpec]:
         "actions": ArraySpec(spec.action.field(1).shape[1:], spec.action.field(1).dtype),
         "rewards": ArraySpec((), "float32"),
         "successes": ArraySpec((), "bool"),
+        **{name: ArraySpec((), "bool") for name in ENDS},
     }
 
 
@@ -171,7 +174,10 @@ class _Attempt:
             self._steps += 1
             if self._shown:
                 self._slot.count(result)
-            if result.success or result.terminated or result.truncated or self._steps == self._max_steps:
+            terminated = result.success or result.terminated
+            truncated = not terminated and (result.truncated or self._steps == self._max_steps)
+            arrays["terminated"][row, k], arrays["truncated"][row, k] = terminated, truncated
+            if terminated or truncated:
                 return k + 1, True
         return most, False
 

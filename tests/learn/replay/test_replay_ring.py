@@ -15,6 +15,7 @@ import pytest
 
 from embodied.errors import CheckpointError, ConfigError, DamagedCheckpointError, RunFolderError, SpecMismatchError
 from embodied.learn.replay.ring import Replay
+from embodied.learn.replay.segments import MOST_OPEN
 from embodied.types import ArraySpec
 
 FIELDS = {
@@ -25,7 +26,8 @@ FIELDS = {
 
 def opened(folder: Path, capacity: int = 40, max_gb: float | None = None, **changed) -> Replay:
     given = {"fields": FIELDS, "origin": "env a, policy b", **changed}
-    return Replay.open(folder, given["fields"], capacity, max_gb, given["origin"], given.get("rank", (0, 1)))
+    rank, expected = given.get("rank", (0, 1)), given.get("expected")
+    return Replay.open(folder, given["fields"], capacity, max_gb, given["origin"], rank, expected)
 
 
 def records(first: int, count: int) -> dict[str, np.ndarray]:
@@ -72,6 +74,56 @@ def test_the_smaller_bound_holds(tmp_path):
     assert opened(tmp_path / "c", 40, 1.0).capacity == 40
     with pytest.raises(ConfigError, match="holds none"):
         opened(tmp_path / "d", 40, 1e-9)
+
+
+LARGE = {**FIELDS, "images": ArraySpec((512, 512, 3), "uint8")}
+
+
+def test_a_ring_is_laid_out_for_no_more_records_than_are_expected(tmp_path):
+    one = opened(tmp_path / "one", fields=LARGE).record_bytes
+    with pytest.raises(RunFolderError, match="the replay of 1000000000 records needs"):
+        opened(tmp_path / "a", 10**9, fields=LARGE)
+    ring = opened(tmp_path / "b", 10**9, fields=LARGE, expected=100)
+    assert (ring.capacity, ring.room) == (10**9, 100)
+    ring.append({name: np.zeros((1, *spec.shape), spec.dtype) for name, spec in LARGE.items()})
+    (file,) = (tmp_path / "b").glob("*.records")
+    assert file.stat().st_size < 100 * one / 4
+
+
+@pytest.mark.parametrize("expected", [1, 7, 30, 99])
+def test_what_is_expected_changes_no_record(tmp_path, expected):
+    one, other = opened(tmp_path / "a"), opened(tmp_path / "b", expected=expected)
+    for first in range(0, 100, 10):
+        for ring in (one, other):
+            ring.append(records(first, 10))
+        assert one.transitions.tolist() == other.transitions.tolist()
+        assert one.demonstrated.tolist() == other.demonstrated.tolist()
+        np.testing.assert_array_equal(*(ring.batch(np.arange(len(ring)))["images"] for ring in (one, other)))
+    assert other.room == 40
+
+
+@pytest.mark.parametrize("more", [10, 60])
+def test_a_run_goes_on_for_longer_than_it_was_laid_out_for(tmp_path, more):
+    ring = opened(tmp_path, 100, expected=10)
+    ring.append(records(0, 10))
+    state = ring.state_dict()
+    ring.close()
+    again = opened(tmp_path, 100, expected=more)  # another runner.max_epochs
+    again.load_state_dict(state)
+    again.append(records(10, 50))
+    assert len(again) == 60
+    np.testing.assert_array_equal(again.batch(np.arange(60))["images"], records(0, 60)["images"])
+
+
+def test_a_ring_of_very_many_files_has_few_of_them_open(tmp_path, monkeypatch):
+    monkeypatch.setattr("embodied.learn.replay.ring.LEAST_BYTES", 1)
+    ring, before = opened(tmp_path, 4000, expected=32), len(os.listdir("/proc/self/fd"))
+    ring.append(records(0, 800))
+    state = ring.state_dict()
+    np.testing.assert_array_equal(ring.batch(np.arange(800))["images"], records(0, 800)["images"])
+    assert len(list(tmp_path.glob("*.records"))) == 400
+    assert len(os.listdir("/proc/self/fd")) - before <= MOST_OPEN
+    assert state["total"] == 800
 
 
 def test_old_files_are_deleted(tmp_path):

@@ -41,5 +41,6 @@ def test_copies_are_of_small_fields_and_of_large_ones_where_all_are_few():
     small, one = 12 + 2 * 4 + 2 * 4 + 4 + 1 + 1, 20 * 20 * 3
     assert copied_bytes(fields, ReplayConfig(capacity=1000), 10**6) == 1000 * (small + one)
     assert copied_bytes(fields, ReplayConfig(capacity=1000), 30) == 30 * (small + one)
-    assert copied_bytes(fields, ReplayConfig(capacity=10**8), 30) == 30 * small
+    assert copied_bytes(fields, ReplayConfig(capacity=10**8), 30) == 30 * (small + one)
+    assert copied_bytes(fields, ReplayConfig(capacity=10**8), 10**7) == 10**7 * small
     assert copied_bytes(fields, ReplayConfig(max_gb=1e-4), 10**6) == pytest.approx(1e5, rel=0.1)

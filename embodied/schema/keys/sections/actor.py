@@ -172,7 +172,12 @@ def _is_here(name: Any) -> Any:
 
 
 class ActorConfig(Section):
-    global_batch_size: int = Field(128, ge=1, description="Records of one optimizer step, over all processes.")
+    global_batch_size: int = Field(
+        128,
+        ge=1,
+        description="Records of one optimizer step, over all processes. Those of an iteration that do not fill one are "
+        "a step of their own, none is left out.",
+    )
     micro_batch_size: int = Field(32, ge=1, description="Records of one forward and backward pass of a process.")
     group_name: str | None = Field(
         None,

@@ -56,7 +56,12 @@ class SacConfig(Section):
 
 
 class ReplayConfig(Section):
-    capacity: int = Field(1_000_000, ge=1, description="Most records that stay in a process; the oldest leave first.")
+    capacity: int = Field(
+        1_000_000,
+        ge=1,
+        description="Most records that stay in a process; the oldest leave first. Files and memory are laid out for no "
+        "more than the run can collect.",
+    )
     max_gb: float | None = Field(
         None,
         gt=0,
