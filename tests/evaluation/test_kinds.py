@@ -91,6 +91,10 @@ def test_rows_of_a_file_are_read_or_left():
     assert kinds.read([vars(row)]) == [row]
     for damaged in (None, 3, [4], [{"kind": "camera"}], {"camera": 1}):
         assert kinds.read(damaged) == []
+    for name in vars(row):
+        for value in ("half", None, [], {}, -1, True, float("nan"), 3.5):
+            if (name, value) not in [("kind", "half"), ("strength", "half"), ("success_rate", None)]:
+                assert kinds.read([vars(row), {**vars(row), name: value}]) == [], (name, value)
 
 
 VARIED = (
