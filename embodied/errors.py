@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 
 
 class EmbodiedError(Exception):
@@ -66,6 +67,13 @@ class WorkerError(EmbodiedError):
         shown = f"\n{self.detail.rstrip()}\n" if self.detail else "\n"
         return f"{self.message}{shown}  fix: {self.remedy}"
 
+    @property
+    def summary(self) -> str:
+        """The message, with the first line of the exception that ended the process if ``detail`` is its traceback."""
+        lines = self.detail.splitlines() if self.detail.startswith("Traceback ") else []
+        raised = [line for before, line in pairwise(lines) if before.startswith(" ") and not line.startswith(" ")]
+        return f"{self.message}: {raised[-1]}" if raised else self.message
+
 
 class WorkerDiedError(WorkerError):
     """An env worker process ended without being told to."""
@@ -77,6 +85,11 @@ class WorkerHungError(WorkerError):
 
 class EngineError(WorkerError):
     """The process of an inference engine failed, did not answer in time, or computes other numbers."""
+
+
+def is_explained(error: BaseException) -> bool:
+    """Returns whether an env, or what it needs, has said what is wrong, which then is no failure of its process."""
+    return isinstance(error, EmbodiedError) and not isinstance(error, WorkerError)
 
 
 class RunFolderError(EmbodiedError):

@@ -118,11 +118,23 @@ def named(kinds: TaskKinds, failed: Sequence[EpisodeResult]) -> str:
 
 
 def read(rows: object) -> list[KindSuccess]:
-    """Reads rows as an evaluation's file has them; none if they are not such rows."""
+    """Reads rows as an evaluation's file has them; none if one is not such a row."""
     try:
-        return [KindSuccess(**row) for row in _mappings(rows)]
+        found = [KindSuccess(**row) for row in _mappings(rows)]
     except TypeError:
         return []
+    return found if all(map(_is_whole, found)) else []
+
+
+def _is_whole(row: KindSuccess) -> bool:
+    counts = (row.successes, row.episodes, row.not_run, row.left_out)
+    rates = (row.low, row.high, *(() if row.success_rate is None else (row.success_rate,)))
+    return (
+        isinstance(row.kind, str)
+        and isinstance(row.strength, str)
+        and all(type(count) is int and count >= 0 for count in counts)
+        and all(type(rate) in (int, float) and 0 <= rate <= 1 for rate in rates)
+    )
 
 
 def _mappings(rows: object) -> Iterator[Mapping[str, Any]]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -217,7 +217,7 @@ def _evaluation(name: str, file: Path, found: Mapping[str, Any]) -> WrittenEvalu
             raise ValueError(f"episode {number} is of task {place[0]}, which is not among 'tasks'")
         outcomes.setdefault(place, []).append(success)
     conditions = dict(found.get("conditions", {}))
-    dict(conditions.get("sampling", {}))
+    conditions |= {"sampling": dict(conditions["sampling"])} if "sampling" in conditions else {}
     answers = found.get("answers")
     if answers is not None:
         conditions["answers"] = True
@@ -241,14 +241,16 @@ def _evaluation(name: str, file: Path, found: Mapping[str, Any]) -> WrittenEvalu
     names, kinds, strengths = (_texts(found, key, tasks) for key in ("task_names", "task_kinds", "task_strengths"))
     return WrittenEvaluation(
         name, file, conditions, known, env is not None, tasks, outcomes, not_run, states, protocol, lengths, why,
-        names, kinds, strengths, tuple(str(key) for key in found.get("tasks_chosen_by", ())),
+        names, kinds, strengths, tuple(_texts(found, "tasks_chosen_by", ())),
     )  # fmt: skip
 
 
-def _texts(found: Mapping[str, Any], key: str, tasks: Mapping[int, str]) -> list[str]:
-    """Returns a text for each of the env's tasks; none if the file does not have them."""
-    texts = [str(text) for text in found.get(key, ())]
-    if texts and max(tasks) >= len(texts):
+def _texts(found: Mapping[str, Any], key: str, tasks: Collection[int]) -> list[str]:
+    """Returns texts, one for each of the env's tasks if ``tasks`` are their numbers; none if the file has none."""
+    texts = list(found.get(key, ()))
+    if isinstance(found.get(key), str) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"'{key}' is no list of texts")
+    if texts and max(tasks, default=-1) >= len(texts):
         raise ValueError(f"'{key}' has {len(texts)} texts, and 'tasks' has task {max(tasks)}")
     return texts
 

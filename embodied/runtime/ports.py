@@ -21,7 +21,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Protocol
 
-from embodied.errors import WorkerDiedError
+from embodied.errors import EmbodiedError, WorkerDiedError, WorkerError, is_explained
 from embodied.observe.video.video import Video
 from embodied.perturbations import Draws
 from embodied.runtime.channel import Command, Completion
@@ -35,6 +35,18 @@ class Lost:
     slot: int
     error: Exception
     suspects: int  # slots that the worker may have been busy with, if this is one of them; 0 if it is not
+
+    def tries(self, most: int | None) -> int | None:
+        """Returns how often an episode that ends its worker is tried: ``most`` times, None for as often as the port
+        allows. What the env has explained itself it would say to each new worker, so then once."""
+        return 1 if most is not None and is_explained(self.error) else most
+
+    @property
+    def why(self) -> str:
+        """What happened, with the exception that ended the worker if there was one."""
+        if isinstance(self.error, WorkerError):
+            return self.error.summary
+        return self.error.message if isinstance(self.error, EmbodiedError) else str(self.error)
 
 
 def not_redone(what: str, lost: Lost) -> WorkerDiedError:

@@ -27,7 +27,7 @@ from embodied.types import (
     WorkerFacts,
 )
 
-from ..shared.arguments import check_name, check_number, check_range
+from ..shared.arguments import check_list, check_name, check_number, check_range
 from ..shared.machine import versions_of
 from .experts import actions, mistaken_actions, solved, solves
 from .files import (
@@ -323,11 +323,7 @@ def _read_pictures(given: Mapping[str, Any]) -> Pictures:
         check_range(f"init_params.{key}", values[key], *_SIZE_LIMITS)
     check_number("init_params.mesh_cell", values["mesh_cell"], 0.0, _COARSEST)
     names = values["camera_names"]
-    if isinstance(names, str) or not names:
-        raise ConfigError(
-            f"env.train.init_params.camera_names is {names!r}, expected a list of names",
-            "set env.train.init_params.camera_names=[agentview]",
-        )
+    check_list("names", names, "env.train.init_params.camera_names", "[agentview]")
     for name in names:
         check_name("camera", name, CAMERAS, "env.train.init_params.camera_names")
     return Pictures(tuple(names), values["camera_heights"], values["camera_widths"], values["mesh_cell"])
@@ -336,9 +332,10 @@ def _read_pictures(given: Mapping[str, Any]) -> Pictures:
 def _choose(tasks: list[LiberoTask], suite: str, task_ids: Sequence[int] | None) -> list[LiberoTask]:
     if task_ids is None:
         return tasks
+    check_list("numbers", task_ids, "env.train.task_ids", "null for all tasks")
     for task_id in task_ids:
         check_range(f"task_ids of {suite}", task_id, 0, len(tasks) - 1)
-    if not task_ids or len(set(task_ids)) < len(task_ids):
+    if len(set(task_ids)) < len(task_ids):
         raise ConfigError(
             f"env.train.task_ids is {list(task_ids)}, expected different ids",
             "set env.train.task_ids=null for all tasks",

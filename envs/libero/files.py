@@ -144,9 +144,12 @@ def read_literal(file: Path, variable: str, install: str) -> Any:
     Args:
         install: the command that installs what the file is of.
     """
-    for node in ast.parse(require(file, install).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == variable for t in node.targets):
-            return ast.literal_eval(node.value)
+    try:
+        for node in ast.parse(read_text(file, install)).body:
+            if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == variable for t in node.targets):
+                return ast.literal_eval(node.value)
+    except (SyntaxError, ValueError, TypeError, RecursionError) as error:
+        raise AssetsMissingError(f"{file} is damaged: {error}", f"reinstall it: {install}") from error
     raise AssetsMissingError(f"{file} has no '{variable}'", f"reinstall it: {install}")
 
 
@@ -166,11 +169,11 @@ def instruction_of(name: str) -> str:
     return name.replace("_", " ")
 
 
-def instruction_in(bddl: Path) -> str:
-    """Reads the instruction in a BDDL file: its ``(:language …)``."""
-    found = re.search(r"\(:language\s+([^()]*)\)", bddl.read_text(encoding="utf-8"))
+def instruction_in(bddl: Path, install: str = INSTALL) -> str:
+    """Reads the instruction in a BDDL file: its ``(:language …)``. Raises :class:`AssetsMissingError`."""
+    found = re.search(r"\(:language\s+([^()]*)\)", read_text(bddl, install))
     if found is None:
-        raise AssetsMissingError(f"{bddl} has no (:language …)", f"reinstall LIBERO: {INSTALL}")
+        raise AssetsMissingError(f"{bddl} has no (:language …)", f"reinstall it: {install}")
     return " ".join(found[1].split())
 
 
@@ -179,6 +182,15 @@ def require(file: Path, install: str) -> Path:
     if not file.is_file():
         raise AssetsMissingError(f"LIBERO's file {file} is missing", f"reinstall it: {install}")
     return file
+
+
+def read_text(file: Path, install: str) -> str:
+    """Reads a file's text. Raises :class:`AssetsMissingError` with the command that installs it: it is not there, or
+    damaged."""
+    try:
+        return require(file, install).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise AssetsMissingError(f"{file} is damaged: {error}", f"reinstall it: {install}") from error
 
 
 def read_init_states(file: Path, single: bool = False, install: str = INSTALL) -> np.ndarray:
@@ -192,8 +204,9 @@ def read_init_states(file: Path, single: bool = False, install: str = INSTALL) -
     """
     try:
         states = _read_npz(file) if file.suffix == ".npz" else _read_torch_zip(file)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, pickle.UnpicklingError) as error:
-        raise AssetsMissingError(f"cannot read the initial states {file}: {error}", f"reinstall: {install}") from error
+    except Exception as error:  # a damaged archive or pickle raises errors of many kinds, of libraries below, too
+        said = f"{type(error).__name__}: {error}"
+        raise AssetsMissingError(f"cannot read the initial states {file}: {said}", f"reinstall: {install}") from error
     shape = getattr(states, "shape", ())
     if not isinstance(states, np.ndarray) or states.dtype.kind != "f" or len(shape) != (1 if single else 2):
         expected = "[state]" if single else "[n, state]"
@@ -201,6 +214,9 @@ def read_init_states(file: Path, single: bool = False, install: str = INSTALL) -
             f"{file} does not hold a float array {expected}, but {type(states).__name__} {list(shape)}",
             f"reinstall: {install}",
         )
+    if not states.size or not np.isfinite(states).all():
+        what = "numbers that are not finite" if states.size else "no initial state"
+        raise AssetsMissingError(f"{file} has {what}", f"reinstall: {install}")
     return np.atleast_2d(states).astype(np.float64, copy=False)
 
 

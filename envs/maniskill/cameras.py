@@ -9,7 +9,7 @@ from typing import Any
 
 from embodied.errors import ConfigError, UnknownKeyError, did_you_mean
 
-from ..shared.arguments import check_name, check_range
+from ..shared.arguments import check_list, check_name, check_range
 
 KEY = "env.train.init_params"
 SIZE_LIMITS = (16, 2048)
@@ -42,10 +42,7 @@ class Cameras:
         """Reads cameras from ``init_params``. Raises ConfigError, UnknownNameError or UnknownKeyError,
         naming the key."""
         names = init_params.get("camera_names", cls.names)
-        if isinstance(names, str) or not names:
-            raise ConfigError(
-                f"{KEY}.camera_names is {names!r}, expected a list of names", f"set {KEY}.camera_names=[base_camera]"
-            )
+        check_list("names", names, f"{KEY}.camera_names", "[base_camera]")
         height, width = init_params.get("camera_heights", cls.height), init_params.get("camera_widths", cls.width)
         check_range(f"{KEY}.camera_heights", height, *SIZE_LIMITS)
         check_range(f"{KEY}.camera_widths", width, *SIZE_LIMITS)

@@ -11,8 +11,15 @@ from embodied.errors import ConfigError, unknown_name
 def check_name(what: str, got: str, known: Sequence[str] | Mapping[str, Any], key: str) -> None:
     """Raises :class:`embodied.errors.UnknownNameError`, naming ``key``, if ``got`` is none of ``known``; ``what`` is
     the noun for messages."""
-    if got not in known:
+    if not isinstance(got, str) or got not in known:
         raise unknown_name(what, str(got), known, key)
+
+
+def check_list(what: str, got: Any, key: str, example: str) -> None:
+    """Raises :class:`embodied.errors.ConfigError`, naming ``key``, unless ``got`` is a list with something in it;
+    ``what`` is the noun for its elements."""
+    if isinstance(got, str) or not isinstance(got, Sequence) or not got:
+        raise ConfigError(f"{key} is {got!r}, expected a list of {what}", f"set {key}={example}")
 
 
 def check_range(what: str, got: Any, low: int, high: int) -> None:

@@ -91,6 +91,10 @@ def test_rows_of_a_file_are_read_or_left():
     assert kinds.read([vars(row)]) == [row]
     for damaged in (None, 3, [4], [{"kind": "camera"}], {"camera": 1}):
         assert kinds.read(damaged) == []
+    for name in vars(row):
+        for value in ("half", None, [], {}, -1, True, float("nan"), 3.5):
+            if (name, value) not in [("kind", "half"), ("strength", "half"), ("success_rate", None)]:
+                assert kinds.read([vars(row), {**vars(row), name: value}]) == [], (name, value)
 
 
 VARIED = (
@@ -118,6 +122,26 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder / "run", said.getvalue()
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_tasks_whose_files_are_damaged_are_named_and_the_others_are_those_of_a_whole_evaluation(
+    workers, monkeypatch, tmp_path, capsys
+):
+    """Also neighbours in the plan, and whatever worker is left alone with them."""
+    monkeypatch.chdir(tmp_path)
+    asked = ("env.eval.episodes_per_task=2", f"env.num_workers={workers}")
+    assert evaluate(*asked, "+env.eval.lacking=[1,2,3]") == 0
+    assert f"the first: {NAMES[1]}.xml is damaged\n" in capsys.readouterr().out
+    assert evaluate(*asked, "runner.logger.log_path=whole") == 0
+    found, whole = (
+        json.loads(Path(run, "eval", "000000.json").read_text(encoding="utf-8")) for run in ("run", "whole")
+    )
+    assert found["tasks_not_run"] == {NAMES[task]: f"{NAMES[task]}.xml is damaged" for task in (1, 2, 3)}
+    assert len(found["episodes"]) == 12
+    for one, other in zip(found["episodes"], whole["episodes"], strict=True):
+        assert one["start"] == other["start"]
+        assert one == other or (one["success"] is None and one["start"]["task_id"] in (1, 2, 3))
+
+
 @pytest.mark.parametrize("other", [False, True])
 def test_episodes_of_another_sample_are_not_resumed(other, monkeypatch, tmp_path, capsys):
     """A sample may have other tasks under the same numbers and instructions when a file of the benchmark has come."""
@@ -138,7 +162,11 @@ def test_episodes_of_another_sample_are_not_resumed(other, monkeypatch, tmp_path
     if other:
         monkeypatch.setattr("varied_env.NAMES", (*NAMES[:-1], "light_9"))
     assert evaluate("env.eval.episodes_per_task=1") == 0
-    assert ("were run before" in capsys.readouterr().out) is not other
+    said = capsys.readouterr().out
+    assert ("were run before" in said, "1 episodes were run under other conditions: all are run anew" in said) == (
+        not other,
+        other,
+    )
 
 
 def test_a_smaller_sample_is_paired_with_a_larger_one(monkeypatch, tmp_path, capsys):

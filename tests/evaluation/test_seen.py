@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from brought_folders import export
+from varied_env import VariedEnv
 
 from embodied import sft, train
 from embodied.data.lerobot.meta import episode_rows
@@ -121,6 +123,26 @@ def test_several_trainings_are_added_up_and_starts_with_seeds_alone_are_new():
     assert seen(plan, fake, [unknown, all_of_them]) == Seen(4, 4, 0, "")
     single = side(num_init_states=1)
     assert seen(eval_plan(single.spec, episodes_per_task=3), single, [unknown]) == Seen(0, 6, 0, "")
+
+
+def test_variations_that_share_their_words_are_not_told_apart():
+    """Of those that a training began from it is not known which they are; what no training had is new all the same."""
+    fake = side()
+    one_text = replace(fake, spec=replace(fake.spec, tasks=("lift it", "lift it")))
+    plan = eval_plan(fake.spec, episodes_per_task=2)
+    trained = Trained("a", ENV, {"lift it": None}, {"lift it": [0]}, 0)
+    assert seen(plan, one_text, [trained]) == Seen(
+        0, 4, 2, "several tasks have the instruction of one that a began from"
+    )
+    words = ["env=fake", "model=fake", "env.eval._target_=varied_env.VariedEnv", "+env.eval.sample=2"]
+    varied = make_side("eval", compose(words, "eval", [CONFIG]).config.env.eval)
+    own = {"_target_": "varied_env.VariedEnv", **varied.kwargs}
+    of = Trained("a", own, dict.fromkeys(varied.spec.tasks), None, 0)
+    plan = eval_plan(varied.spec, episodes_per_task=1)
+    assert seen(plan, varied, [of]) == Seen(2, 2, 0, "")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(VariedEnv, "keys_without_start", ("sample",))
+        assert seen(plan, varied, [replace(of, env={**own, "sample": 1})]) == Seen(0, 2, 2, "a had another sample")
 
 
 @pytest.mark.parametrize(

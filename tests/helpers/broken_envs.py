@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from embodied.errors import RendererUnavailableError, SpecMismatchError
+from embodied.errors import AssetsMissingError, RendererUnavailableError, SpecMismatchError
 from embodied.testing import FakeEnv
 from embodied.types import Obs, Start, StepResult, WorkerFacts
 
@@ -132,6 +132,19 @@ class TupleFromStep(FakeEnv):
 class NoRendererInReset(FakeEnv):
     def reset(self, start: Start) -> None:
         raise RendererUnavailableError("no renderer in this reset", "none is needed")
+
+
+class NoFilesOfATask(FakeEnv):
+    """A task that says of itself in its resets what it lacks."""
+
+    def __init__(self, lacking: int = 1, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._lacking = lacking
+
+    def reset(self, start: Start) -> None:
+        if start.task_id == self._lacking:
+            raise AssetsMissingError("its file is damaged", "reinstall it")
+        super().reset(start)
 
 
 class FailsOnce(FakeEnv):

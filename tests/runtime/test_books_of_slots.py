@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from embodied.errors import AssetsMissingError, WorkerDiedError
 from embodied.observe.timeline import Timeline
 from embodied.random import Stream
 from embodied.runtime.channel import Command, Completion, Kind
@@ -14,7 +15,8 @@ from embodied.runtime.policy.policy_port import Request
 from embodied.runtime.ports import Back, Lost
 from embodied.runtime.records import RecordStore
 from embodied.runtime.rollout.episodes import Episodes, Job
-from embodied.runtime.rollout.rollout import GIVEN_UP_IN_A_ROW, BuiltTasks, Run
+from embodied.runtime.rollout.giving_up import GIVEN_UP_IN_A_ROW
+from embodied.runtime.rollout.rollout import BuiltTasks, Run
 from embodied.runtime.rollout.schedule import Schedule
 from embodied.runtime.slab import Slab, runtime_fields
 from embodied.testing import FakeEnv, FakePolicy
@@ -98,9 +100,9 @@ def running(
     return made, port, policy
 
 
-def lose(run: Run, port: Port, slot: int = 0, suspects: int = 1) -> None:
+def lose(run: Run, port: Port, slot: int = 0, suspects: int = 1, error: Exception | None = None) -> None:
     """The slot's worker fails in the episode that it runs, and another one takes the next."""
-    run.take([Lost(slot, RuntimeError("it fell over"), suspects), Back(slot)])
+    run.take([Lost(slot, error or RuntimeError("it fell over"), suspects), Back(slot)])
     run.start_episodes()
 
 
@@ -185,6 +187,43 @@ def test_an_episode_that_ends_its_workers_is_given_up_and_the_others_go_on(store
     assert port.sent[-1].init_state_id == 1, "the next one has begun"
 
 
+def test_an_episode_whose_env_says_why_is_tried_once(store):
+    run, port, _ = running(store, [0, 0, 0], gives_up_after=2)
+    lose(run, port, error=AssetsMissingError("no such file", "put it there"))
+    assert [result.not_run for result in run.episodes.results] == ["no such file"]
+    assert port.blamed == []
+    run, port, _ = running(store, [0, 0, 0])
+    lose(run, port, error=AssetsMissingError("no such file", "put it there"))
+    assert port.blamed == [(0, 1)], "for the port to raise it"
+
+
+def test_what_ended_a_worker_is_said_with_its_exception(store):
+    found = []
+    for detail in (
+        "Traceback (most recent call last):\n  File x\n    y\nKeyError: 'z'\nmore\n",
+        "a log\n  x\nlast",
+        "",
+    ):
+        run, port, _ = running(store, [0], gives_up_after=1)
+        lose(run, port, error=WorkerDiedError("worker 0 ended", "see its log", detail))
+        found += [result.not_run for result in run.episodes.results]
+    assert found == ["worker 0 ended: KeyError: 'z'", "worker 0 ended", "worker 0 ended"]
+
+
+@pytest.mark.parametrize("broken", [range(10, 30), range(20), range(44, 64), [*range(8), *range(40, 48)]])
+def test_neighbours_that_share_what_is_broken_end_nothing(store, broken):
+    """Another part of the plan is tried then, also by a worker that is alone; and what was run is run once more to see
+    whether anything can be."""
+    run, port, _ = running(store, [0] * 64, gives_up_after=1)
+    while run.episodes.unfinished and not port.blamed:
+        (current,) = run.episodes.running.values()
+        lose(run, port) if current.episode.episode_id in broken else end(run)
+    assert port.blamed == []
+    assert {one.episode.episode_id for one in run.episodes.results if one.not_run} == {*broken}
+    assert len(run.episodes.results) == 64, "one that was run once more is not counted again"
+    assert run.episodes.stats.chunks == 64 - len(broken)
+
+
 def test_without_the_key_the_port_decides(store):
     run, port, _ = running(store, [0, 0], gives_up_after=None)
     for _ in range(5):
@@ -207,8 +246,9 @@ def test_too_many_in_a_row_are_not_the_fault_of_the_episodes(store):
     for _ in range(GIVEN_UP_IN_A_ROW):
         lose(run, port)
     assert (len(run.episodes.results), port.blamed) == (GIVEN_UP_IN_A_ROW, [])
+    (next_one,) = run.episodes.running.values()
     lose(run, port)
-    assert (len(run.episodes.results), port.blamed) == (GIVEN_UP_IN_A_ROW, [(GIVEN_UP_IN_A_ROW, 1)])
+    assert (len(run.episodes.results), port.blamed) == (GIVEN_UP_IN_A_ROW, [(next_one.episode.episode_id, 1)])
 
 
 def test_one_that_can_be_run_begins_the_count_anew(store):
@@ -218,7 +258,29 @@ def test_one_that_can_be_run_begins_the_count_anew(store):
             lose(run, port)
         end(run)
     assert port.blamed == []
-    assert [bool(one.not_run) for one in run.episodes.results] == ([True] * GIVEN_UP_IN_A_ROW + [False]) * 2
+    one_more = [True] * GIVEN_UP_IN_A_ROW + [False] + [True] * GIVEN_UP_IN_A_ROW  # what was run was run once more
+    assert [bool(one.not_run) for one in run.episodes.results] == one_more
+    end(run)
+    assert [bool(one.not_run) for one in run.episodes.results] == [*one_more, False]
+
+
+def test_what_was_run_and_cannot_be_run_any_longer_is_the_ports_to_judge(store):
+    """It runs alone, and its first result stays."""
+    run, port, _ = running(store, [0] * 12, slots=2, gives_up_after=1)
+    end(run, slot=1)
+    run.take([Lost(1, RuntimeError("it fell over"), 0)])
+    for _ in range(GIVEN_UP_IN_A_ROW):
+        lose(run, port)
+    run.take([Back(1)])
+    run.start_episodes()
+    assert {slot: one.episode.episode_id for slot, one in run.episodes.running.items()} == {0: 1}
+    lose(run, port)
+    assert port.blamed == [(1, 1)]
+    (again,) = run.episodes.running
+    end(run, again)
+    assert len(run.episodes.running) == 2, "the others go on"
+    found = [(one.episode.episode_id, one.not_run) for one in run.episodes.results]
+    assert (len(found), found[0]) == (1 + GIVEN_UP_IN_A_ROW, (1, ""))
 
 
 # -- values of final observations ------------------------------------------------------------------------------------

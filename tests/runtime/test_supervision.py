@@ -10,9 +10,16 @@ from contextlib import contextmanager
 import pytest
 from rig import BOTH_STARTS, records
 
-from embodied.errors import RendererUnavailableError, SpecMismatchError, WorkerDiedError, WorkerHungError
+from embodied.errors import (
+    AssetsMissingError,
+    RendererUnavailableError,
+    SpecMismatchError,
+    WorkerDiedError,
+    WorkerHungError,
+)
+from embodied.random import Stream
 from embodied.runtime.channel import Command, Completion, Kind
-from embodied.runtime.plan import train_plan, with_videos
+from embodied.runtime.plan import eval_plan, train_plan, with_videos
 from embodied.runtime.pool.pool import Back, Deadlines, Lost
 from embodied.runtime.pool.supervise import Supervisor
 
@@ -240,6 +247,20 @@ def test_an_error_that_is_explained_is_not_retried(make_rig):
     rig = make_rig(slots=2, workers=2, max_restarts=3, target="broken_envs.NoRendererInReset")
     with pytest.raises(RendererUnavailableError, match="no renderer in this reset"):
         collect(rig)
+
+
+@pytest.mark.parametrize("more", [{}, {"hosts": 1}])
+def test_an_error_that_is_explained_is_of_the_start_that_an_evaluation_went_to(make_rig, more):
+    """The others go on; whoever asks for no more than that gets the error."""
+    rig = make_rig(slots=2, workers=1, max_restarts=1, target="broken_envs.NoFilesOfATask", num_tasks=5, **more)
+    plan = eval_plan(rig.env.spec, episodes_per_task=1)
+    evaluation = {"stream": Stream.EVAL_NOISE, "keep_records": False}
+    results, stats = rig.rollout().collect(plan, rig.job(**evaluation, gives_up_after=3))
+    assert [result.not_run for result in results] == ["", "its file is damaged", "", "", ""]
+    assert stats.worker_restarts == 1, "it is tried once"
+    all_up(rig)
+    with pytest.raises(AssetsMissingError, match="its file is damaged"):
+        rig.rollout().collect(plan, rig.job(**evaluation))
 
 
 def test_a_reward_that_is_not_finite_ends_the_rollout_with_its_step(make_rig):

@@ -123,6 +123,24 @@ def test_values_of_the_env_class_are_checked_against_its_annotations(value, expe
     assert expected in failed.value.message
 
 
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("task_ids=5", "task_ids = 5: expected a list of whole numbers"),
+        ("kinds=camera", "kinds = 'camera': expected a list of texts"),
+        ("kinds=[[camera]]", "kinds.0 = ['camera']: expected a text"),
+        ("init_params=3", "init_params = 3: expected names"),
+    ],
+)
+def test_values_are_checked_where_the_class_comes_from_another_module(value, expected):
+    """A package offers the class; names of its annotations are known where it was written. Nothing is converted."""
+    with pytest.raises(ConfigError, match=re.escape(f"env.eval.{expected}")):
+        schema.target_kwargs(compose(["env=libero_plus_10", f"env.eval.{value}"], "eval").config.env.eval, "env.eval")
+    asked = ["env=gym_pusht", "env.eval.progress_range=[0,1]"]
+    kept = schema.target_kwargs(compose(asked, "eval").config.env.eval, "env.eval")["progress_range"]
+    assert [type(number) for number in kept] == [int, int]
+
+
 def target_of_unknown_annotations(a: NoSuchName, b: int = 3, **rest: object) -> None:  # type: ignore[name-defined]  # noqa: F821
     pass
 

@@ -84,6 +84,26 @@ def test_of_many_tasks_kinds_are_printed_without_rows_by_task(write, capsys, mon
     assert "by kind" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("key", ["task_names", "task_kinds", "task_strengths", "tasks_chosen_by"])
+@pytest.mark.parametrize("value", ["abc", [1, 2], [None, None], 3, [["one"], ["two"]]])
+def test_what_is_no_list_of_texts_is_said(write, capsys, key, value):
+    """The letters of a word are no names."""
+
+    def change(found: dict[str, Any]) -> None:
+        varied(["camera", "noise"], ["", ""])(found)
+        found[key] = value
+
+    said = refused(capsys, write("one", change=varied(["camera", "noise"], ["", ""])), write("other", change=change))
+    assert f"'{key}' is no list of texts" in said or (value == 3 and "is damaged" in said)
+
+
+def test_sampling_that_is_empty_is_none(write, capsys):
+    for number, empty in enumerate(([], {}, "")):
+        one = write(f"one{number}", change=changed("conditions", "sampling", empty))
+        (found,) = as_json(capsys, one, one)
+        assert found["first"]["starts"] == 80
+
+
 def test_names_of_evaluations(write, capsys):
     run = write("run", below(1))
     for step in (4, 10):

@@ -131,9 +131,8 @@ class EvaluationRunner:
         left = [episode for episode in share if episode.episode_id not in before]
         texts = Generations(self._side.spec, workers.slab.arrays, most, self._details)
         texts.kept += unfinished.texts
-        if before:
-            self._reporter.console.say(f"{len(before)} of {len(share)} episodes were run before; the others follow")
-
+        if text := unfinished.remark(len(share)):
+            self._reporter.console.say(text)
         done = kinds.KindsDone(self._kinds, share, before.values()) if self._kinds else None
 
         def ended(result: EpisodeResult) -> dict[str, str]:

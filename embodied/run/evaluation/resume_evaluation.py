@@ -48,6 +48,7 @@ class Unfinished:
         self._path, self._identity = file, identity
         self._file: IO[str] | None = None
         self.kept = 0  # episodes that are in the file
+        self._foreign = 0  # episodes of another identity, which are not used
         self.results: dict[int, EpisodeResult] = {}  # results of the earlier attempt, by episode_id
         self.texts: list[dict[str, Any]] = []  # answers of these episodes, as far as they are kept for reading
         self._lines: list[Any] = []  # lines of the file with these episodes
@@ -58,6 +59,7 @@ class Unfinished:
         by_id = {episode.episode_id: episode for episode in plan}
         lines = [*_lines(self._path)] if self._path is not None else []
         if not lines or lines[0] != {"identity": self._identity}:
+            self._foreign = len(lines[1:])
             return
         with suppress(KeyError, TypeError, AttributeError):  # a malformed line, and all after it, is dropped
             for line in lines[1:]:
@@ -68,6 +70,12 @@ class Unfinished:
                 self.results[episode.episode_id] = result
                 self._lines.append(line)
         self.kept = len(self.results)
+
+    def remark(self, planned: int) -> str:
+        """Says how many of the planned episodes were run before, or that those that were are not used; else empty."""
+        if self._foreign:
+            return f"{self._foreign} episodes were run under other conditions: all are run anew"
+        return f"{self.kept} of {planned} episodes were run before; the others follow" if self.kept else ""
 
     def add(self, result: EpisodeResult, text: Mapping[str, Any] | None = None) -> None:
         """Appends an episode that has ended to the file.

@@ -20,6 +20,7 @@ import yaml
 from embodied import schema
 from embodied.data.lerobot.meta import episode_rows
 from embodied.errors import ConfigError, EmbodiedError
+from embodied.evaluation.kinds import kinds_of
 from embodied.evaluation.results import MEANS
 from embodied.lib.files import EXPORT_FILE, UNREADABLE, check_seal, folder_of, inside, read_json
 from embodied.lib.spec_json import from_json
@@ -101,12 +102,27 @@ def seen(plan: Iterable[Episode], side: ConfiguredEnv, trained: Sequence[Trained
         count = side.spec.num_init_states[task]
         if count == 1 and by_seed:
             continue
-        verdicts = [one.began_from(side.spec.tasks[task], state, count, env) for one in trained]
+        verdicts = [
+            _doubted(one.began_from(side.spec.tasks[task], state, count, env), one, task, side) for one in trained
+        ]
         if True in verdicts:
             found += 1
         elif why := next((one for one in verdicts if isinstance(one, str)), None):
             reasons.append(why)
     return Seen(found, len(pairs), len(reasons), reasons[0] if reasons else "")
+
+
+def _doubted(verdict: bool | str, trained: Trained, task: int, side: ConfiguredEnv) -> bool | str:
+    """Returns the verdict, or why it is not known whether a start that has the same words is the same: variations of a
+    task may share them."""
+    varied, before = kinds_of(side.env), trained.env
+    if verdict is not True or before is None:
+        return verdict
+    if side.spec.tasks.count(side.spec.tasks[task]) > 1:
+        return f"several tasks have the instruction of one that {trained.run} began from"
+    if varied and (others := [key for key in varied.chosen_by if before.get(key) != side.kwargs.get(key)]):
+        return f"{trained.run} had another {', '.join(others)}"
+    return verdict
 
 
 def seen_line(found: Seen | None) -> list[str]:

@@ -126,6 +126,12 @@ class WorkerProcess(Books):
             return () if self.waits else self.pending.keys()
         return [*self.pending][:1]
 
+    @property
+    def evaluates_a_start(self) -> bool:
+        """Whether it was bringing a slot to the start of an evaluation's episode: an error then is of this start."""
+        first = next(iter(self.pending.values()), None)
+        return not self.batch and first is not None and first.kind == Kind.RESET and first.evaluation
+
     def give(self, command: Command) -> None:
         """Notes a command that was sent to the worker."""
         self.note(command)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from embodied.errors import WorkerError
+from embodied.errors import WorkerError, is_explained
 
 SAID_LINES = 12  # shown lines of a traceback or log; the log has all of it
 
@@ -45,7 +45,7 @@ class Supervisor:
         Args:
             served: the worker had started. Then an error that is explained (an EmbodiedError of the env) would come
                 again on a new worker. While a replacement starts, such an error may be temporary, e.g. a GPU without
-                memory.
+                memory. False also of one that is of a start alone: :meth:`episode_failed` is then told.
 
         Raises:
             Exception: ``error``, if it may not be replaced.
@@ -72,8 +72,10 @@ class Supervisor:
             suspects: number of episodes that the worker was busy with, this one included; a batch is stepped as one.
 
         Raises:
-            Exception: ``error``, if that is too often.
+            Exception: ``error``, if that is too often. One that is explained would come again.
         """
+        if is_explained(error):
+            raise error
         if count > self._max:
             others = f", or one of the {suspects - 1} stepped with it at last," if suspects > 1 else ""
             raise _too_many(error, f"episode {episode}{others} has ended {count} workers") from error

@@ -20,6 +20,7 @@ from embodied.random import Stream
 from embodied.runtime.channel import Command, Completion, Kind
 from embodied.runtime.policy.policy_port import Request
 from embodied.runtime.records import RecordStore
+from embodied.runtime.rollout.giving_up import GivingUp
 from embodied.runtime.slab import INFO
 from embodied.types import Episode, EpisodeResult, Lease, Sampling
 
@@ -139,6 +140,7 @@ class Episodes:
         self._info = {name.removeprefix(INFO): array for name, array in records.arrays.items() if name.startswith(INFO)}
         self.reserved = 0  # rows that running episodes may still take
         self._vain: Counter[int] = Counter()
+        self.giving_up = GivingUp()
         self._total = len(plan)
         self.pending = list(plan)
         self.running: dict[int, Running] = {}
@@ -171,8 +173,9 @@ class Episodes:
 
     @property
     def may_start(self) -> bool:
-        """True if an episode waits and there are rows for it."""
-        return bool(self.pending) and self._records.free - self.reserved >= self.rows_needed
+        """True if an episode waits and there are rows for it, and no other must run alone."""
+        has_room = self._records.free - self.reserved >= self.rows_needed
+        return bool(self.pending) and has_room and (self.giving_up.allowed or not self.running)
 
     def start(self, slot: int, index: int) -> tuple[Command, Video | None, Draws | None]:
         """Begins the waiting episode ``pending[index]`` in ``slot``. Returns the command, its video, and its
@@ -260,12 +263,15 @@ class Episodes:
             self._give_back(lease)
         self.reserved -= self.rows_needed
         self.pending.insert(0, running.episode)
+        self.giving_up.lost(running.episode)
         return running.episode
 
     def give_up(self, episode: Episode, why: str) -> None:
         """Gives up a waiting episode: it could not be run."""
         self.pending.remove(episode)
-        self.results.append(EpisodeResult(episode, (), 0.0, False, 0, False, False, not_run=why))
+        if self.giving_up.counts(episode):
+            self.results.append(EpisodeResult(episode, (), 0.0, False, 0, False, False, not_run=why))
+        self.pending[:] = self.giving_up.next_ones(self.pending, self.results)
 
     def in_vain(self, episode: Episode) -> int:
         """Counts a worker's failure while it was busy with ``episode``. Returns how many there were."""
@@ -312,8 +318,10 @@ class Episodes:
             progress=float(arrays["progress"][last]), solved_at=int(arrays["solved_at"][last]),
         )  # fmt: skip
         self._release(running, observed)
-        self.stats.merge(running.stats)
-        self.results.append(result)
+        self.giving_up.ended()
+        if self.giving_up.counts(result.episode):
+            self.stats.merge(running.stats)
+            self.results.append(result)
         return result
 
     def _release(self, running: Running, observed: bool) -> None:

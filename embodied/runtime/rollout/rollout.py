@@ -44,8 +44,6 @@ from embodied.runtime.rollout.traces import Traces
 from embodied.types import Episode, EpisodeResult
 
 SHARE_INTERVAL_S = 1.0
-GIVEN_UP_IN_A_ROW = 3
-"""Episodes that could not be run, with none between that could; then it is not the episodes' fault."""
 
 
 class Rollout:
@@ -188,7 +186,6 @@ class Run:
         self._asked: set[int] = set()  # slots whose request the policy has
         self._ready: dict[int, float] = {}  # slot → since when its observation waits for the policy, in that order
         self._restarts = envs.restarts
-        self._given_up = 0  # episodes in a row
         self._arriving = Arriving()
 
     def expect(self, ahead: Mapping[int, Episode]) -> None:
@@ -266,8 +263,7 @@ class Run:
             self._ready[done.slot] = time.monotonic()
             return []
         self._idle.append(done.slot)
-        self._given_up = 0
-        return [result]
+        return [result] if self.episodes.giving_up.counts(result.episode) else []
 
     def _arrive(self, done: Completion) -> None:
         """Lets a slot that was reset ahead observe; one whose episode is not run here is idle."""
@@ -300,12 +296,11 @@ class Run:
 
     def _blame(self, lost: Lost, episode: Episode) -> None:
         """Count a failure against the episode that its worker was busy with; it is given up if the job says so."""
-        count, most = self.episodes.in_vain(episode), self.episodes.job.gives_up_after
-        if most is None or lost.suspects > 1 or count < most or self._given_up == GIVEN_UP_IN_A_ROW:
+        count, most = self.episodes.in_vain(episode), lost.tries(self.episodes.job.gives_up_after)
+        if most is None or lost.suspects > 1 or count < most or not self.episodes.giving_up.allowed:
             self._envs.blame(lost, episode.episode_id, count)
             return
-        self._given_up += 1
-        self.episodes.give_up(episode, str(getattr(lost.error, "message", lost.error)))
+        self.episodes.give_up(episode, lost.why)
         self._envs.forgive(lost.slot)
 
     def goes_on(self, timeline: Timeline) -> None:

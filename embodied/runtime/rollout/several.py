@@ -19,6 +19,7 @@ from embodied.runtime.channel import Command, Completion
 from embodied.runtime.policy.policy_port import Request
 from embodied.runtime.records import RecordStore
 from embodied.runtime.rollout.episodes import Episodes, Job, RolloutStats, Running
+from embodied.runtime.rollout.giving_up import GivingUp
 from embodied.types import Episode, EpisodeResult, Lease
 
 
@@ -38,6 +39,7 @@ class Several:
         self.job, self._records = job, records
         self.plans: list[Episodes] = []
         self.stats, self.closed = RolloutStats(), False
+        self.giving_up = GivingUp()  # of trainings, which give up none
         self.began: dict[int, float] = {}
 
     def add(self, plan: Episodes) -> None:

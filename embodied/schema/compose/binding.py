@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
 from pydantic import BaseModel, PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from embodied.errors import ConfigError, UnknownKeyError, nearest
-from embodied.lib.targets import arguments_of
+from embodied.lib.targets import arguments_of, load_target
 from embodied.schema.compose.key_errors import KeyProblem, fix, wrong_values
 from embodied.schema.keys.base import OpenSection
 from embodied.schema.keys.config import Config
@@ -264,8 +266,12 @@ def target_kwargs(section: OpenSection, path: str) -> dict[str, Any]:
         if parameter.default is parameter.empty and name not in given:
             raise ConfigError(f"{path}.{name} is missing", f"set {path}.{name}; {section.target} needs it")
     names = importlib.import_module(section.target.rpartition(".")[0]).__dict__
+    made_in = vars(module) if (module := inspect.getmodule(load_target(section.target, f"{path}._target_"))) else {}
     annotations = {name: parameter.annotation for name, parameter in takes.named.items()}
-    return {name: _of_type(annotations.get(name, Any), names, value, f"{path}.{name}") for name, value in given.items()}
+    return {
+        name: _of_type(annotations.get(name, Any), names, made_in, value, f"{path}.{name}")
+        for name, value in given.items()
+    }
 
 
 def _import_first(given: str | Sequence[str] | None) -> None:
@@ -280,12 +286,27 @@ def _import_first(given: str | Sequence[str] | None) -> None:
             ) from error
 
 
-def _of_type(annotation: Any, names: dict[str, Any], value: Any, key: str) -> Any:
-    """``value`` converted to the target's annotation, or unchanged if that cannot be checked."""
+def _of_type(annotation: Any, names: dict[str, Any], made_in: dict[str, Any], value: Any, key: str) -> Any:
+    """``value`` converted to the target's annotation, or unchanged if that cannot be checked.
+
+    Args:
+        names: of the module that offers the target.
+        made_in: of the module that has made it. What these alone explain is checked, and not converted.
+    """
     try:
-        hints = get_type_hints(SimpleNamespace(__annotations__={"value": annotation}), names)
+        return _converted(annotation, names, value, key)
+    except NameError:
+        with suppress(NameError):
+            _converted(annotation, {**names, **made_in}, value, key)
+        return value
+
+
+def _converted(annotation: Any, names: dict[str, Any], value: Any, key: str) -> Any:
+    """``value`` converted to an annotation. Raises NameError if ``names`` do not explain it."""
+    hints = get_type_hints(SimpleNamespace(__annotations__={"value": annotation}), names)
+    try:
         adapter = TypeAdapter(hints["value"])
-    except (NameError, PydanticSchemaGenerationError):
+    except PydanticSchemaGenerationError:
         return value
     kinds = (hints["value"], *get_args(hints["value"]))
     if str not in kinds:  # else any text will do

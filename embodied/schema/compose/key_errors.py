@@ -15,7 +15,7 @@ from embodied.errors import did_you_mean
 from embodied.schema.others.tables import joined
 from embodied.schema.others.values import Settings, as_overrides, other_name, translated
 
-OF_A_KIND = ("_type", "_parsing", "_from_float", "_unicode")
+OF_A_KIND = ("_type", "_parsing", "_from_float", "_unicode", "_instance_of", "_str")
 """How the names of pydantic's errors end that mean: another kind of value is expected."""
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from embodied.errors import AssetsMissingError, ConfigError
 from embodied.protocols import TaskKinds
 
-from ...shared.arguments import check_name, check_range
+from ...shared.arguments import check_list, check_name, check_range
 from ..files import LiberoTask
 from .files import CLASSIFICATION, PlusPaths, count_by_kind, locate_plus, put_assets, read_plus_tasks
 from .names import KINDS
@@ -35,16 +35,18 @@ class Choice:
         """Checks the arguments. Raises :class:`ConfigError`, or ``UnknownNameError`` for a kind.
 
         Args:
-            plus: the suite is one of LIBERO-Plus's; others have no such arguments.
+            plus: the suite is one of LIBERO-Plus's; others have no such arguments, but for ``skip_missing``: they lack
+                nothing, so that protocol=libero_plus may set it for a training in another suite.
         """
         given = [name for name, value in vars(self).items() if value != getattr(Choice(), name)]
+        given = [name for name in given if name != "skip_missing"]
         if given and not plus:
             raise ConfigError(
                 f"{given[0]} chooses tasks of LIBERO-Plus, and the suite is another one",
                 f"choose env=libero_plus_spatial, _object, _goal or _10, or remove {given[0]}",
             )
-        if self.kinds is not None and (isinstance(self.kinds, str | Mapping) or not self.kinds):
-            raise ConfigError(f"kinds is {self.kinds!r}, expected a list", f"set kinds=[{','.join(KINDS)}], or null")
+        if self.kinds is not None:
+            check_list("kinds", self.kinds, "env.train.kinds", f"[{','.join(KINDS)}], or null for all")
         for kind in self.kinds or ():
             check_name("kind", kind, KINDS, "env.train.kinds")
         for name, value in (("skip_missing", self.skip_missing), ("plain_instructions", self.plain_instructions)):

