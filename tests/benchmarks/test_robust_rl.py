@@ -84,15 +84,38 @@ def test_the_table_pairs_by_start_marks_what_was_trained_and_has_the_suites_of_p
     assert rows["clone", "robot"] == [*rate(2, 4), *rate(2, 4), *change(0, 0, 4)]
 
 
+def test_seeds_are_taken_together_with_an_interval_over_seeds_and_starts(robust, tmp_path):
+    starts = {(task, 0): False for task in range(6)}
+    write(tmp_path, "clone", "plus", starts)
+    for seed, solved in ((1, {0, 1}), (2, {0})):  # both are varied by camera
+        write(tmp_path, f"camera_noise-{seed}", "plus", {key: key[0] in solved for key in reversed(starts)})
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in robust.summary(tmp_path).splitlines()[2:]]
+    cells = {row[0]: row[1:] for row in rows}
+    assert [*cells] == ["camera", "noise", "robot"]
+    assert cells["robot"] == ["0% of 3", "–", "0%: +0 (+0 to +0)", "–"]
+    camera = cells["camera"][2]
+    assert camera.startswith("**75%: +75 ("), "of four episodes three were solved; trained kinds are bold"
+    assert camera.endswith(" to +100)**")
+
+
+def test_an_interval_is_wide_where_seeds_differ(robust):
+    before = np.zeros(400)
+    alike, apart = np.full((2, 400), 0.5), np.stack([np.zeros(400), np.ones(400)])
+    assert robust.with_interval(before, alike) == (0.5, 0.5, 0.5)
+    assert robust.with_interval(before, apart) == (0.5, 0.0, 1.0)
+
+
 def test_the_report_has_the_table_and_what_each_step_took(robust, tmp_path, monkeypatch, capsys):
-    saved = {}
+    saved, pages = {}, []
     monkeypatch.setattr(robust, "save", lambda name, result: saved.update({name: result}))
+    monkeypatch.setattr(robust, "fill", lambda page, begin, text: pages.append((page.name, text)))
     for name in ("clone", "plain-1"):
         write(tmp_path, name, "plus", {(task, 0): True for task in range(6)})
     robust.report(tmp_path)
     text = robust.table(tmp_path)
     assert (tmp_path / "robust_rl.md").read_text(encoding="utf-8") == text + "\n"
     assert saved["robust_rl"]["table"] == text.splitlines()
+    assert pages == [("robust_rl.md", robust.summary(tmp_path))]
     assert [*saved["robust_rl"]["steps"]] == ["clone-plus", "plain-1-plus"]
     assert "plain-1-plus: 1.0 min, 1.5 CPU min" in capsys.readouterr().out
     assert not any("(trained)" in line for line in text.splitlines()), "plain was trained on no variation"
