@@ -19,7 +19,7 @@ def check_list(what: str, got: Any, key: str, example: str) -> None:
     """Raises :class:`embodied.errors.ConfigError`, naming ``key``, unless ``got`` is a list with something in it;
     ``what`` is the noun for its elements."""
     if isinstance(got, str) or not isinstance(got, Sequence) or not got:
-        raise ConfigError(f"{key} is {got!r}, expected a list of {what}", f"set {key}={example}")
+        raise ConfigError(f"{key} is {got!r}, expected a list of {what}, one at least", f"set {key}={example}")
 
 
 def check_range(what: str, got: Any, low: int, high: int) -> None:

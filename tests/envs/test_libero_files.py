@@ -75,7 +75,7 @@ def test_instruction(name, instruction):
     [
         ({"task_suite_name": "libero_1"}, UnknownNameError, "unknown task suite 'libero_1'. Did you mean 'libero_10'?"),
         ({"task_ids": [3, 10]}, ConfigError, "task_ids of libero_10 is 10, expected a whole number from 0 to 9"),
-        ({"task_ids": []}, ConfigError, "expected different ids"),
+        ({"task_ids": []}, ConfigError, "expected a list of numbers, one at least"),
         ({"task_ids": [1, 1]}, ConfigError, "expected different ids"),
         ({"renderer": "glx"}, UnknownNameError, "unknown renderer 'glx'"),
         ({"wait_steps": -1}, ConfigError, "wait_steps is -1"),
