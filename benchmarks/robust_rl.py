@@ -104,7 +104,7 @@ def table(out: Path) -> str:
                 continue
             both = compare(read(str(out / "runs" / f"clone-{suite}")), read(str(out / "runs" / f"{name}-{suite}")))
             rows = [cells(row.success) for row in compare_kinds.by_kind(both) if row.strength == "all"]
-            whole = "LIBERO-Plus, all" if suite == "plus" else suite.replace("pro_", "LIBERO-Pro ")
+            whole = "LIBERO-Plus, all" if suite == "plus" else suite.replace("pro_", "LIBERO-PRO ")
             rows += [[whole, *cells(both.over_all)[1:]]]
             trained = TRAINED.get(name.rpartition("-")[0], ())
             lines += [

@@ -77,10 +77,10 @@ def test_the_table_pairs_by_start_marks_what_was_trained_and_has_the_suites_of_p
         "noise (trained)": [*rate(0, 1), *rate(1, 1), *change(1, 0, 1)],
         "robot": [*rate(1, 3), *rate(1, 3), *change(1, 1, 3)],
         "LIBERO-Plus, all": [*rate(2, 6), *rate(4, 6), *change(3, 1, 6)],
-        "LIBERO-Pro swap": [*rate(3, 10), *rate(9, 10), *change(7, 1, 10)],
+        "LIBERO-PRO swap": [*rate(3, 10), *rate(9, 10), *change(7, 1, 10)],
     }
     itself = {kind for weights, kind in rows if weights == "clone"}
-    assert itself == {"camera", "noise", "robot", "LIBERO-Plus, all", "LIBERO-Pro swap"}
+    assert itself == {"camera", "noise", "robot", "LIBERO-Plus, all", "LIBERO-PRO swap"}
     assert rows["clone", "robot"] == [*rate(2, 4), *rate(2, 4), *change(0, 0, 4)]
 
 

@@ -69,6 +69,6 @@ def test_what_is_no_name_stays_as_it_is():
 
 
 def test_the_arguments_of_a_target():
-    assert _of_type(Literal["left", "Right"], {}, "RIGHT", "key") == "Right"
-    assert _of_type(Literal["left"] | None, {}, "LEFT", "key") == "left"
-    assert _of_type(Literal["left"] | str, {}, "LEFT", "key") == "LEFT", "any text will do"
+    assert _of_type(Literal["left", "Right"], {}, {}, "RIGHT", "key") == "Right"
+    assert _of_type(Literal["left"] | None, {}, {}, "LEFT", "key") == "left"
+    assert _of_type(Literal["left"] | str, {}, {}, "LEFT", "key") == "LEFT", "any text will do"
