@@ -9,6 +9,7 @@ never seen: training and evaluations draw no seed in common (:data:`embodied.run
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from operator import index
@@ -97,13 +98,16 @@ def seen(plan: Iterable[Episode], side: ConfiguredEnv, trained: Sequence[Trained
     env = {"_target_": side.config.target, **side.kwargs}
     pairs = list(dict.fromkeys((one.start.task_id, one.start.init_state_id, one.start.seed) for one in plan))
     by_seed = side.kind.has_steps
-    found, reasons = 0, list[str]()
+    found, reasons, times = 0, list[str](), Counter(side.spec.tasks)
+    kinds = kinds_of(side.env)
+    chosen_by = kinds.chosen_by if kinds else ()
     for task, state, _ in pairs:
         count = side.spec.num_init_states[task]
         if count == 1 and by_seed:
             continue
+        text = side.spec.tasks[task]
         verdicts = [
-            _doubted(one.began_from(side.spec.tasks[task], state, count, env), one, task, side) for one in trained
+            _doubted(one.began_from(text, state, count, env), one, times[text] > 1, chosen_by, env) for one in trained
         ]
         if True in verdicts:
             found += 1
@@ -112,15 +116,22 @@ def seen(plan: Iterable[Episode], side: ConfiguredEnv, trained: Sequence[Trained
     return Seen(found, len(pairs), len(reasons), reasons[0] if reasons else "")
 
 
-def _doubted(verdict: bool | str, trained: Trained, task: int, side: ConfiguredEnv) -> bool | str:
+def _doubted(
+    verdict: bool | str, trained: Trained, shared: bool, chosen_by: Sequence[str], env: Mapping[str, Any]
+) -> bool | str:
     """Returns the verdict, or why it is not known whether a start that has the same words is the same: variations of a
-    task may share them."""
-    varied, before = kinds_of(side.env), trained.env
+    task may share them.
+
+    Args:
+        shared: several of the env's tasks have these words.
+        chosen_by: arguments of ``env`` that choose variations.
+    """
+    before = trained.env
     if verdict is not True or before is None:
         return verdict
-    if side.spec.tasks.count(side.spec.tasks[task]) > 1:
+    if shared:
         return f"several tasks have the instruction of one that {trained.run} began from"
-    if varied and (others := [key for key in varied.chosen_by if before.get(key) != side.kwargs.get(key)]):
+    if others := [key for key in chosen_by if before.get(key) != env.get(key)]:
         return f"{trained.run} had another {', '.join(others)}"
     return verdict
 

@@ -110,9 +110,8 @@ class Pool:
             raise error
         if worker.guardian is not None:
             raise ending.not_replaced(error)
-        self._supervisor.failed(
-            worker.index, error, worker.facts is not None and not worker.evaluates_a_start, worker.log
-        )
+        of_worker = worker.facts is not None and not worker.evaluates_a_start
+        self._supervisor.failed(worker.index, error, of_worker, worker.log)
         if worker.facts is not None:
             events += [Lost(slot, error, len(busy) if slot in busy else 0) for slot in worker.slots]
         self._start(worker.index)
