@@ -28,6 +28,7 @@ from embodied.learn.replay.header import FORMAT, Header, check_same, shown
 from embodied.learn.replay.opening import check_room, checked, locked, made
 from embodied.learn.replay.segments import CHAIN, Layout, Segments
 from embodied.learn.replay.sums import chained
+from embodied.protocols import DEMONSTRATED
 from embodied.types import ArraySpec
 
 KEPT = 2  # checkpoints that can be returned to: the last, and the one before it if the last is damaged
@@ -161,7 +162,7 @@ class Replay:
     @property
     def demonstrated(self) -> np.ndarray:
         """Indices of the transitions that count as demonstrations: int64, in order."""
-        return self._found("demonstrated", self._transition & self._demonstrated)
+        return self._found(DEMONSTRATED, self._transition & self._demonstrated)
 
     def _found(self, name: str, marks: np.ndarray) -> np.ndarray:
         with self._guard:
@@ -225,8 +226,8 @@ class Replay:
         start = max(0, count - self.capacity)
         places = np.arange(first + start, first + count) % self.capacity
         self._transition[places] = records["num_steps"][start:] > 0 if "num_steps" in self.fields else True
-        if "demonstrated" in self.fields:
-            self._demonstrated[places] = records["demonstrated"][start:]
+        if DEMONSTRATED in self.fields:
+            self._demonstrated[places] = records[DEMONSTRATED][start:]
         self._waits = "terminated" in self.fields and not records["terminated"][-1]
 
     def _grow(self, total: int) -> None:
