@@ -7,9 +7,10 @@
 
 ``plain`` is GRPO as ``make train`` does it. ``camera_noise`` and ``robot_layout`` start their episodes in variations of
 these two kinds alone; the others are left out of training. All are evaluated on the same variations of the three tasks,
-``--tasks`` of each kind, on LIBERO-PRO's suites of libero_object, and unvaried ones. Each step is a command, printed
-before it runs; a complete one is not run again, and a training that was interrupted goes on. Wall and CPU seconds of
-each stand beside its log, from which the cost of all is estimated (``--report``).
+``--tasks`` of each kind, on LIBERO-PRO's suites of libero_object, and unvaried ones. ``--pro`` names other suites, also
+of tasks that the policy does not know (``spatial_swap``). Each step is a command, printed before it runs; a complete
+one is not run again, and a training that was interrupted goes on. Wall and CPU seconds of each stand beside its log,
+from which the cost of all is estimated (``--report``).
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ WRITTEN = "<!-- written by benchmarks/robust_rl.py -->"
 KINDS = ("camera", "robot", "noise", "layout")
 TRAINED = {"plain": (), "camera_noise": ("camera", "noise"), "robot_layout": ("robot", "layout")}
 PRO = ("object", "swap", "lan", "task")
-SUITES = ("unvaried", "plus", *(f"pro_{how}" for how in PRO))
+UNKNOWN = tuple(f"{suite}_{how}" for suite in ("spatial", "goal", "10") for how in PRO)  # nobody trains on their tasks
+SUITES = ("unvaried", "plus", *(f"pro_{how}" for how in (*PRO, *UNKNOWN)))
 SEEDS = (1, 2, 3)
 BEGINS = ("pick_up_the_alphabet_soup_and", "pick_up_the_salad_dressing_and", "pick_up_the_milk_and")
 PICTURES = ("init_params.camera_names=[agentview,robot0_eye_in_hand]", "init_params.camera_heights=64",
@@ -58,9 +60,14 @@ def varied(side: str, kinds: Sequence[str], each: int | None) -> list[str]:
     return [f"env@env.{side}=libero_plus_object", *(f"env.{side}.{key}" for key in keys)]
 
 
-def of_pro(how: str) -> list[str]:
-    keys = ("task_ids=[0,2,7]", *PICTURES)
-    return [f"env@env.eval=libero_pro_object_{how}", *(f"env.eval.{key}" for key in keys)]
+def of_pro(how: str, episodes: int) -> list[str]:
+    """Overrides for a suite of LIBERO-PRO: the three tasks, or an unknown one's ten, together equally many episodes."""
+    unknown = how in UNKNOWN
+    tasks = range(10) if unknown else (0, 2, 7)
+    keys = (f"task_ids=[{','.join(map(str, tasks))}]", f"episodes_per_task={max(1, episodes * 3 // len(tasks))}",
+            *PICTURES)  # fmt: skip
+    name = f"libero_pro_{how if unknown else 'object_' + how}"
+    return [f"env@env.eval={name}", *(f"env.eval.{key}" for key in keys)]
 
 
 def learn(steps: Steps, part: str, seed: int, args: argparse.Namespace) -> Path:
@@ -78,13 +85,16 @@ def learn(steps: Steps, part: str, seed: int, args: argparse.Namespace) -> Path:
 def measure(steps: Steps, name: str, checkpoint: Path | None, args: argparse.Namespace) -> None:
     """Evaluates weights on LIBERO-Plus by kind, and on LIBERO-PRO's suites; ``None``: the shipped policy's."""
     weights = [f"runner.ckpt_path={checkpoint}"] if checkpoint else []
-    suites = {"plus": varied("eval", KINDS, args.tasks), **{f"pro_{how}": of_pro(how) for how in args.pro}}
-    suites["unvaried"] = []  # the tasks of the training, from initial states that it has not seen
+    suites = {
+        "plus": [*varied("eval", KINDS, args.tasks), "env.eval.episodes_per_task=1"],
+        **{f"pro_{how}": of_pro(how, args.episodes) for how in args.pro},
+        # the tasks of the training, from initial states that it has not seen
+        "unvaried": [f"env.eval.episodes_per_task={args.episodes}"],
+    }
     for suite, overrides in suites.items():
-        each = 1 if suite == "plus" else args.episodes
         steps.run(
             f"{name}-{suite}", "eval", "experiment=quickstart_libero", *overrides, *weights, *QUIET,
-            f"runner.experiment_name={name}-{suite}", f"env.eval.episodes_per_task={each}", *args.evaluation,
+            f"runner.experiment_name={name}-{suite}", *args.evaluation,
         )  # fmt: skip
 
 
@@ -157,7 +167,7 @@ def summary(out: Path) -> str:
                 mean, low, high = with_interval(own[kind], after[kind])
                 share = f"{after[kind].mean():.0%}: {100 * mean:+.0f} ({100 * low:+.0f} to {100 * high:+.0f})"
                 cells_of.append(f"**{share}**" if kind in TRAINED[part] else share)
-            name = f"LIBERO-PRO {suite[4:]}" if suite.startswith("pro_") else kind
+            name = f"LIBERO-PRO {suite[4:].replace('_', ' ')}" if suite.startswith("pro_") else kind
             lines.append(f"| {name} | {clone.mean():.0%} of {len(clone)} | {' | '.join(cells_of)} |")
     return "\n".join(lines)
 
@@ -184,7 +194,7 @@ def main() -> None:
     parser.add_argument("--train-tasks", type=int, help="variations of each kind to train on; none: all")
     parser.add_argument("--episodes", type=int, default=20, help="episodes of each task of LIBERO-PRO")
     parser.add_argument("--iterations", type=int, default=10, help="of each training")
-    parser.add_argument("--pro", nargs="*", default=PRO, choices=PRO)
+    parser.add_argument("--pro", nargs="*", default=PRO, choices=[*PRO, *UNKNOWN])
     parser.add_argument("--train", nargs="*", default=[], help="further keys of the trainings")
     parser.add_argument("--evaluation", nargs="*", default=[], help="further keys of the evaluations")
     parser.add_argument("--report", action="store_true")

@@ -1,11 +1,13 @@
-"""A head by soft actor-critic around the quickstart's clone, which stands behind a server; its camera was moved.
+"""A head by soft actor-critic around a served clone, and GRPO on the clone's own weights, after its camera was moved.
 
-    python benchmarks/served_head.py --out /tmp/served            # three seeds, then the report
-    python benchmarks/served_head.py --out /tmp/served --report   # the report of what is there
+    python benchmarks/served_head.py --out /tmp/served               # three seeds of each, then the report
+    python benchmarks/served_head.py --out /tmp/served --part grpo   # one of them alone
+    python benchmarks/served_head.py --out /tmp/served --report      # the report of what is there
 
 The clone is made as benchmarks/quickstart.py makes it, and served by a process of its own. Each step is a command,
 printed before it runs; a complete one is not run again, one that was interrupted goes on. The report is written to
-docs/results/served.md, served.png and benchmarks/results/.
+docs/results/served.md, served.png and benchmarks/results/; runs that stand there and not in the folder stay, if they
+began with an equal clone.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from typing import Any
 from _measure import machine, save
 from quickstart import BEGIN, DOCS, OTHER_STARTS, SEEDS, Steps, fill, history, newest, percent, prepare, success
 
-EPISODES = 32  # of an iteration
+EPISODES = {"head": 32, "grpo": 128}  # of an iteration
+LINES = {"head": "-", "grpo": "--"}
+ITERATIONS = 24  # of GRPO: three times the episodes after which the heads are compared with it
 WRITTEN = BEGIN.replace("quickstart", "served_head")
 
 
@@ -39,14 +43,13 @@ def serving(checkpoint: Path, out: Path) -> Iterator[str]:
             process.terminate()
 
 
-def learn(steps: Steps, seed: int, url: str) -> None:
-    """Trains a head, and evaluates it on starts that nobody has seen."""
-    name, base = f"head-{seed}", f"actor.model.base.url={url}"
+def learn(steps: Steps, part: str, seed: int, *keys: str) -> None:
+    """Trains a head or the weights, and evaluates them on starts that nobody has seen."""
+    name, experiment = f"{part}-{seed}", f"experiment=quickstart_{part}"
+    steps.run(name, "train", experiment, f"runner.seed={seed}", f"runner.experiment_name={name}", *keys)
     steps.run(
-        name, "train", "experiment=quickstart_head", base, f"runner.seed={seed}", f"runner.experiment_name={name}"
-    )
-    steps.run(
-        f"{name}-after", "eval", "experiment=quickstart_head", base, f"runner.experiment_name={name}-after",
+        f"{name}-after", "eval", experiment, f"runner.experiment_name={name}-after",
+        *(key for key in keys if key.startswith("actor.model.base")),
         f"runner.ckpt_path={newest(steps.out / 'runs' / name).relative_to(steps.out)}",
         "env.eval.episodes_per_task=200", f"env.eval.seed={OTHER_STARTS}",
     )  # fmt: skip
@@ -55,31 +58,44 @@ def learn(steps: Steps, seed: int, url: str) -> None:
 def collect(out: Path) -> dict[str, Any]:
     """What the report shows, of the seeds that are complete."""
     runs = {}
-    for seed in (seed for seed in SEEDS if (out / "runs" / f"head-{seed}-after" / "eval").is_dir()):
-        rows = history(out, f"head-{seed}")
+    for part, seed in ((part, seed) for part in EPISODES for seed in SEEDS):
+        name = f"{part}-{seed}"
+        if not (out / "runs" / f"{name}-after" / "eval").is_dir():
+            continue
+        rows = history(out, name)
         greedy = {
-            EPISODES * (place + 1): row["eval/success_rate"]
+            EPISODES[part] * (place + 1): row["eval/success_rate"]
             for place, row in enumerate(rows)
             if "eval/success_rate" in row
         }
-        runs[f"seed {seed}"] = {
-            "after": success(out, f"head-{seed}-after"), "minutes": round(rows[-1]["minutes"], 1),
-            "cpu_minutes": round(rows[-1]["time/run_cpu_s"] / 60, 1), "episodes": EPISODES * len(rows),
+        runs[f"{part} {seed}"] = {
+            "after": success(out, f"{name}-after"), "minutes": round(rows[-1]["minutes"], 1),
+            "cpu_minutes": round(rows[-1]["time/run_cpu_s"] / 60, 1), "episodes": EPISODES[part] * len(rows),
             "greedy": greedy, "sampled": [row["rollout/success_rate"] for row in rows],
         }  # fmt: skip
     return {"before": success(out, "before"), "runs": runs}
 
 
+def with_earlier(found: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
+    """Adds the runs of an earlier report that were not made again, if they began with an equal clone."""
+    if earlier["before"] != found["before"]:
+        return found
+    runs = {**earlier["runs"], **found["runs"]}
+    return {**found, "runs": {f"{part} {seed}": runs[f"{part} {seed}"] for part in EPISODES for seed in SEEDS
+                              if f"{part} {seed}" in runs}}  # fmt: skip
+
+
 def table(found: dict[str, Any]) -> str:
     """Markdown: greedy success by episodes, and at the end on other starts."""
-    counts = sorted({count for run in found["runs"].values() for count in run["greedy"]})
+    counts = sorted({int(count) for run in found["runs"].values() for count in run["greedy"]})
     lines = [
         f"| episodes | {' | '.join(map(str, counts))} | other 200 starts (95 % interval) | wall clock |",
         "|---" * (len(counts) + 3) + "|",
         f"| clone{' |' * (len(counts) + 1)} {percent(found['before'])} | |",
     ]
     for name, run in found["runs"].items():
-        cells = [f"{run['greedy'][count]:.0%}" if count in run["greedy"] else "" for count in counts]
+        greedy = {int(count): rate for count, rate in run["greedy"].items()}  # JSON's keys are text
+        cells = [f"{greedy[count]:.0%}" if count in greedy else "" for count in counts]
         lines.append(f"| {name} | {' | '.join(cells)} | {percent(run['after'])} | {run['minutes']:.0f} min |")
     return "\n".join(lines)
 
@@ -91,23 +107,27 @@ def draw(found: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, panel = pyplot.subplots(figsize=(6, 3.4))
-    for color, (name, run) in zip(("C0", "C1", "C2"), found["runs"].items(), strict=False):
-        counts = [EPISODES * (place + 1) for place in range(len(run["sampled"]))]
-        panel.plot(counts, run["sampled"], color=color, alpha=0.4, linewidth=1)
-        greedy = {0: found["before"]["success_rate"], **run["greedy"]}
-        panel.plot([*greedy], [*greedy.values()], color=color, marker="o", markersize=4, label=name)
+    figure, panel = pyplot.subplots(figsize=(7, 3.4))
+    for name, run in found["runs"].items():
+        part, seed = name.split()
+        color, marker = f"C{int(seed) - 1}", {"head": "o", "grpo": "s"}[part]
+        counts = [EPISODES[part] * (place + 1) for place in range(len(run["sampled"]))]
+        panel.plot(counts, run["sampled"], color=color, alpha=0.3, linewidth=1, linestyle=LINES[part])
+        greedy = {0: found["before"]["success_rate"], **{int(count): rate for count, rate in run["greedy"].items()}}
+        panel.plot([*greedy], [*greedy.values()], color=color, marker=marker, markersize=4, label=name,
+                   linestyle=LINES[part])  # fmt: skip
     panel.axhline(0.85, color="grey", linewidth=0.8, linestyle=":")
     panel.set(xlabel="episodes", ylabel="success rate", ylim=(0, 1.02))
     panel.grid(alpha=0.2)
-    panel.legend(loc="lower right", frameon=False)
+    panel.legend(loc="lower right", frameon=False, ncols=2)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 
 
 def report(out: Path) -> None:
     facts = {**machine(["torch", "mani_skill"]), "command": "python benchmarks/served_head.py --out FOLDER"}
-    found = collect(out)
+    kept = Path(__file__).with_name("results") / "served_head.json"
+    found = with_earlier(collect(out), json.loads(kept.read_text(encoding="utf-8")))
     draw(found, DOCS / "served.png")
     fill(DOCS / "served.md", WRITTEN, table(found))
     print(table(found), save("served_head", json.loads(json.dumps({**facts, **found}))), sep="\n")
@@ -116,13 +136,22 @@ def report(out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of data, runs and videos")
+    parser.add_argument("--part", choices=EPISODES, help="this part alone")
     parser.add_argument("--report", action="store_true", help="only write the report")
     args = parser.parse_args()
     steps = Steps(args.out.resolve())
     if not args.report:
-        with serving(prepare(steps), steps.out) as url:
+        checkpoint = prepare(steps)
+        if args.part in (None, "head"):
+            with serving(checkpoint, steps.out) as url:
+                for seed in SEEDS:
+                    learn(steps, "head", seed, f"actor.model.base.url={url}")
+        if args.part in (None, "grpo"):
             for seed in SEEDS:
-                learn(steps, seed, url)
+                learn(
+                    steps, "grpo", seed, f"runner.ckpt_path={checkpoint}", f"runner.max_epochs={ITERATIONS}",
+                    "runner.save_interval=12", "runner.val_check_interval=4", "runner.logger.report=false",
+                )  # fmt: skip
     report(steps.out)
 
 

@@ -186,6 +186,13 @@ def test_the_commands_compose_and_name_tasks_that_there_are(robust):
         found = robust.LiberoEnv(**given).task_kinds()
         assert Counter(found.kinds) == dict.fromkeys(kinds, each)
         assert all(name.startswith(robust.BEGINS) for name in found.names)
-    pro = compose(["experiment=quickstart_libero", *robust.of_pro("swap"), *robust.QUIET], "eval").config.env
-    instructions = robust.LiberoEnv(**pro.eval.model_extra).spec.tasks
-    assert list(instructions) == [f"{task}_place_it_in_the_basket".replace("_", " ") for task in robust.BEGINS]
+
+
+@pytest.mark.parametrize("how", ["swap", "object", "spatial_swap", "10_lan"])
+def test_a_suite_of_libero_pro_is_evaluated_on_equally_many_episodes(robust, how):
+    """The three tasks that the policy knows, or all ten of a suite that it does not."""
+    side = compose(["experiment=quickstart_libero", *robust.of_pro(how, 20), *robust.QUIET], "eval").config.env.eval
+    instructions = robust.LiberoEnv(**side.model_extra).spec.tasks
+    assert len(instructions) * side.episodes_per_task == 60
+    known = [f"{task}_place_it_in_the_basket".replace("_", " ") for task in robust.BEGINS]
+    assert (list(instructions) == known) is (how not in robust.UNKNOWN)
