@@ -72,9 +72,14 @@ def newest(run: Path) -> Path:
     return max((run / "checkpoints").iterdir())
 
 
+def demonstrate(steps: Steps) -> None:
+    """Demonstrations of the expert, the camera where it was."""
+    steps.run("demos", "tools.demos", f"env={ENV}", f"episodes={DEMONSTRATIONS}", "noise_std=0.2")
+
+
 def prepare(steps: Steps) -> Path:
     """Demonstrations and the cloned policy, evaluated before and after the camera moves; its checkpoint."""
-    steps.run("demos", "tools.demos", f"env={ENV}", f"episodes={DEMONSTRATIONS}", "noise_std=0.2")
+    demonstrate(steps)
     steps.run(CLONED, "sft", "experiment=quickstart_sft", f"runner.experiment_name={CLONED}")
     checkpoint = newest(steps.out / "runs" / CLONED).relative_to(steps.out)
     steps.evaluate("unmoved", "quickstart_sft", checkpoint)

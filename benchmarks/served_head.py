@@ -1,13 +1,14 @@
-"""A head by soft actor-critic around a served clone, and GRPO on the clone's own weights, after its camera was moved.
+"""Heads by soft actor-critic around served clones, and GRPO on the weights of one, after their cameras were moved.
 
     python benchmarks/served_head.py --out /tmp/served               # three seeds of each, then the report
     python benchmarks/served_head.py --out /tmp/served --part grpo   # one of them alone
     python benchmarks/served_head.py --out /tmp/served --report      # the report of what is there
 
-The clone is made as benchmarks/quickstart.py makes it, and served by a process of its own. Each step is a command,
-printed before it runs; a complete one is not run again, one that was interrupted goes on. The report is written to
-docs/results/served.md, served.png and benchmarks/results/; runs that stand there and not in the folder stay, if they
-began with an equal clone.
+``head`` changes the actions of the quickstart's clone, whose weights ``grpo`` trains; ``noise`` chooses the noise of a
+flow policy. Clones are made by the commands of docs/results/, and served by a process of their own. Each step is a
+command, printed before it runs; a complete one is not run again, one that was interrupted goes on. The report is
+written to docs/results/served.md, served.png and benchmarks/results/; runs that stand there and not in the folder stay,
+if they began with an equal clone.
 """
 
 from __future__ import annotations
@@ -22,10 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from _measure import machine, save
-from quickstart import BEGIN, DOCS, OTHER_STARTS, SEEDS, Steps, fill, history, newest, percent, prepare, success
+from quickstart import (
+    BEGIN, DOCS, OTHER_STARTS, SEEDS, Steps, demonstrate, fill, history, newest, percent, prepare, success,
+)  # fmt: skip
 
-EPISODES = {"head": 32, "grpo": 128}  # of an iteration
-LINES = {"head": "-", "grpo": "--"}
+EPISODES = {"head": 32, "grpo": 128, "noise": 32}  # of an iteration
+EXPERIMENTS = {"head": "quickstart_head", "grpo": "quickstart_grpo", "noise": "quickstart_flow_head"}
+BEFORE = {"head": "before", "grpo": "before", "noise": "flow-before"}  # evaluation of the clone
+LINES, MARKERS = {"head": "-", "grpo": "--", "noise": ":"}, {"head": "o", "grpo": "s", "noise": "^"}
 ITERATIONS = 24  # of GRPO: three times the episodes after which the heads are compared with it
 WRITTEN = BEGIN.replace("quickstart", "served_head")
 
@@ -43,9 +48,25 @@ def serving(checkpoint: Path, out: Path) -> Iterator[str]:
             process.terminate()
 
 
+def prepare_flow(steps: Steps) -> Path:
+    """The flow policy's clone, as docs/results/flow.md makes it of all demonstrations; its checkpoint."""
+    first, second = "quickstart-flow-sft", "flow-sft-2"
+    demonstrate(steps)
+    steps.run(first, "sft", "experiment=quickstart_flow_sft", "runner.logger.report=false")
+    checkpoint = newest(steps.out / "runs" / first).relative_to(steps.out)
+    steps.run(
+        second, "sft", "experiment=quickstart_flow_sft", f"runner.experiment_name={second}", "runner.max_epochs=6",
+        "runner.val_check_interval=6", "actor.optim.lr=6e-4", f"runner.ckpt_path={checkpoint}",
+        "runner.logger.report=false",
+    )  # fmt: skip
+    checkpoint = newest(steps.out / "runs" / second).relative_to(steps.out)
+    steps.evaluate("flow-before", "quickstart_flow_grpo", checkpoint)
+    return checkpoint
+
+
 def learn(steps: Steps, part: str, seed: int, *keys: str) -> None:
     """Trains a head or the weights, and evaluates them on starts that nobody has seen."""
-    name, experiment = f"{part}-{seed}", f"experiment=quickstart_{part}"
+    name, experiment = f"{part}-{seed}", f"experiment={EXPERIMENTS[part]}"
     steps.run(name, "train", experiment, f"runner.seed={seed}", f"runner.experiment_name={name}", *keys)
     steps.run(
         f"{name}-after", "eval", experiment, f"runner.experiment_name={name}-after",
@@ -73,16 +94,20 @@ def collect(out: Path) -> dict[str, Any]:
             "cpu_minutes": round(rows[-1]["time/run_cpu_s"] / 60, 1), "episodes": EPISODES[part] * len(rows),
             "greedy": greedy, "sampled": [row["rollout/success_rate"] for row in rows],
         }  # fmt: skip
-    return {"before": success(out, "before"), "runs": runs}
+    clones = {name: success(out, name) for name in set(BEFORE.values()) if (out / "runs" / name / "eval").is_dir()}
+    return {"clones": clones, "runs": runs}
 
 
 def with_earlier(found: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
     """Adds the runs of an earlier report that were not made again, if they began with an equal clone."""
-    if earlier["before"] != found["before"]:
-        return found
-    runs = {**earlier["runs"], **found["runs"]}
-    return {**found, "runs": {f"{part} {seed}": runs[f"{part} {seed}"] for part in EPISODES for seed in SEEDS
-                              if f"{part} {seed}" in runs}}  # fmt: skip
+    clones = {**earlier["clones"], **found["clones"]}
+    kept = {
+        name: run for name, run in earlier["runs"].items()
+        if earlier["clones"][BEFORE[name.split()[0]]] == clones[BEFORE[name.split()[0]]]
+    }  # fmt: skip
+    runs = {**kept, **found["runs"]}
+    order = [f"{part} {seed}" for part in EPISODES for seed in SEEDS]
+    return {"clones": clones, "runs": {name: runs[name] for name in order if name in runs}}
 
 
 def table(found: dict[str, Any]) -> str:
@@ -91,9 +116,13 @@ def table(found: dict[str, Any]) -> str:
     lines = [
         f"| episodes | {' | '.join(map(str, counts))} | other 200 starts (95 % interval) | wall clock |",
         "|---" * (len(counts) + 3) + "|",
-        f"| clone{' |' * (len(counts) + 1)} {percent(found['before'])} | |",
     ]
+    told = set[str]()
     for name, run in found["runs"].items():
+        if (clone := BEFORE[name.split()[0]]) not in told:
+            told.add(clone)
+            what = "clone" if clone == "before" else "flow policy's clone"
+            lines.append(f"| {what}{' |' * (len(counts) + 1)} {percent(found['clones'][clone])} | |")
         greedy = {int(count): rate for count, rate in run["greedy"].items()}  # JSON's keys are text
         cells = [f"{greedy[count]:.0%}" if count in greedy else "" for count in counts]
         lines.append(f"| {name} | {' | '.join(cells)} | {percent(run['after'])} | {run['minutes']:.0f} min |")
@@ -110,16 +139,16 @@ def draw(found: dict[str, Any], path: Path) -> None:
     figure, panel = pyplot.subplots(figsize=(7, 3.4))
     for name, run in found["runs"].items():
         part, seed = name.split()
-        color, marker = f"C{int(seed) - 1}", {"head": "o", "grpo": "s"}[part]
+        color, before = f"C{int(seed) - 1}", found["clones"][BEFORE[part]]["success_rate"]
         counts = [EPISODES[part] * (place + 1) for place in range(len(run["sampled"]))]
         panel.plot(counts, run["sampled"], color=color, alpha=0.3, linewidth=1, linestyle=LINES[part])
-        greedy = {0: found["before"]["success_rate"], **{int(count): rate for count, rate in run["greedy"].items()}}
-        panel.plot([*greedy], [*greedy.values()], color=color, marker=marker, markersize=4, label=name,
+        greedy = {0: before, **{int(count): rate for count, rate in run["greedy"].items()}}
+        panel.plot([*greedy], [*greedy.values()], color=color, marker=MARKERS[part], markersize=4, label=name,
                    linestyle=LINES[part])  # fmt: skip
     panel.axhline(0.85, color="grey", linewidth=0.8, linestyle=":")
     panel.set(xlabel="episodes", ylabel="success rate", ylim=(0, 1.02))
     panel.grid(alpha=0.2)
-    panel.legend(loc="lower right", frameon=False, ncols=2)
+    panel.legend(loc="lower right", frameon=False, ncols=3, fontsize=8)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 
@@ -140,18 +169,19 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="only write the report")
     args = parser.parse_args()
     steps = Steps(args.out.resolve())
-    if not args.report:
-        checkpoint = prepare(steps)
-        if args.part in (None, "head"):
-            with serving(checkpoint, steps.out) as url:
-                for seed in SEEDS:
-                    learn(steps, "head", seed, f"actor.model.base.url={url}")
-        if args.part in (None, "grpo"):
+    parts = () if args.report else (args.part,) if args.part else EPISODES
+    for part in parts:
+        clone = prepare(steps) if part != "noise" else prepare_flow(steps)
+        if part == "grpo":
             for seed in SEEDS:
                 learn(
-                    steps, "grpo", seed, f"runner.ckpt_path={checkpoint}", f"runner.max_epochs={ITERATIONS}",
+                    steps, part, seed, f"runner.ckpt_path={clone}", f"runner.max_epochs={ITERATIONS}",
                     "runner.save_interval=12", "runner.val_check_interval=4", "runner.logger.report=false",
                 )  # fmt: skip
+            continue
+        with serving(clone, steps.out) as url:
+            for seed in SEEDS:
+                learn(steps, part, seed, f"actor.model.base.url={url}")
     report(steps.out)
 
 
