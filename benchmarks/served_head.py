@@ -24,7 +24,18 @@ from typing import Any
 
 from _measure import machine, save
 from quickstart import (
-    BEGIN, DOCS, OTHER_STARTS, SEEDS, Steps, demonstrate, fill, history, newest, percent, prepare, success,
+    BEGIN,
+    DOCS,
+    OTHER_STARTS,
+    SEEDS,
+    Steps,
+    demonstrate,
+    fill,
+    history,
+    newest,
+    percent,
+    prepare,
+    success,
 )  # fmt: skip
 
 EPISODES = {"head": 32, "grpo": 128, "noise": 32}  # of an iteration
