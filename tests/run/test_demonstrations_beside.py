@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from biased_policy import Biased
+from serving_rig import serving
 
 from embodied import train
 from embodied.learn.actor_critic.learner import ActorCriticLearner
 from embodied.learn.actor_critic.memory import Memory
+from embodied.testing import FakeEnv
 from embodied.tools import demos
 
 pytest.importorskip("pyarrow.parquet", exc_type=ImportError)
@@ -87,6 +90,21 @@ def test_a_run_that_goes_on_is_the_run_that_was_not_stopped(tmp_path: Path, show
     assert whole[-1]["train/optimizer_steps"] > 0
     assert kept.exists() == bool(head)
     assert not head or kept.stat().st_mtime_ns == asked_at, "the base is not asked again"
+
+
+@pytest.mark.slow
+def test_a_served_base_learns_of_demonstrations_what_one_in_the_process_learns(tmp_path: Path, shown: str) -> None:
+    keys = ("model=head_residual", "actor.model.residual_scale=0.6", shown, "runner.max_epochs=3")
+    here = ran(tmp_path / "here", *keys, "+actor.model.base._target_=biased_policy.Biased")
+    base = Biased()
+    spec = FakeEnv(action_dim=2, state_dim=2, pictures=False, success_distance=0.04, num_tasks=1).spec
+    base.bind(spec)
+    with serving(base, spec) as served:
+        there = ran(tmp_path / "there", *keys, f"actor.model.base.url=ws://{served.address}")
+    for name in NAMES:
+        assert [line.get(name) for line in there] == pytest.approx([line.get(name) for line in here], rel=1e-4), name
+    assert there[-1]["train/optimizer_steps"] > 0
+    assert (tmp_path / "there" / "run" / "replay" / "demonstrations" / "rank-0.npz").exists()
 
 
 @pytest.mark.slow
