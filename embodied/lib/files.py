@@ -54,8 +54,7 @@ def folder_of(model_path: str) -> Path:
         AssetsMissingError: the package is not installed.
         CheckpointError: there is no such folder.
     """
-    name, _, inner = model_path.removeprefix(PACKAGE).partition("/")
-    path = _within(name, inner) if model_path.startswith(PACKAGE) else Path(model_path).expanduser()
+    path = in_package(model_path) if model_path.startswith(PACKAGE) else Path(model_path).expanduser()
     if not path.is_dir():
         raise CheckpointError(
             f"no folder {path} (actor.model.model_path)",
@@ -64,15 +63,21 @@ def folder_of(model_path: str) -> Path:
     return path
 
 
-def _within(package: str, folder: str) -> Path:
+def in_package(word: str) -> Path:
+    """Returns where ``package:NAME/FOLDER`` is; the folder may be missing.
+
+    Raises:
+        AssetsMissingError: the package is not installed.
+    """
+    package, _, folder = word.removeprefix(PACKAGE).partition("/")
     try:
         spec = find_spec(package)
     except (ImportError, ValueError):  # a package around it is missing, or it is no name
         spec = None
     if spec is None or not spec.submodule_search_locations:
         raise AssetsMissingError(
-            f"the Python package '{package}' of actor.model.model_path is not installed",
-            f"pip install {package.partition('.')[0].replace('_', '-')}, or set actor.model.model_path to a folder",
+            f"the Python package '{package}' of {word} is not installed",
+            f"pip install {package.partition('.')[0].replace('_', '-')}, or name a folder in place of {word}",
         )
     return Path(spec.submodule_search_locations[0]) / folder
 

@@ -3,6 +3,7 @@
 runs/NAME/checkpoints/000010    a checkpoint (meta.json)
 runs/NAME                       its newest checkpoint
 FOLDER with embodied.json       what ``embodied.tools.export`` has written
+package:NAME/FOLDER             one of these within an installed package
 
 Imports the standard library only, so that ``--help`` and a misspelt word answer at once.
 """
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from embodied.errors import CheckpointError, ConfigError, did_you_mean
-from embodied.lib.files import EXPORT_FILE, checkpoint_near
+from embodied.lib.files import EXPORT_FILE, PACKAGE, checkpoint_near, in_package
 
 KEY, TRUST_KEY = "checkpoint", "trust"
 """Short forms of the command line: a folder alone stands for ``checkpoint=FOLDER``, ``--trust`` for ``trust=true``.
@@ -77,6 +78,8 @@ def as_override(word: str) -> str:
     A word with ``=`` is a folder only if there is a checkpoint."""
     if word.startswith(("~", "+", f"{KEY}=")):
         return word
+    if word.startswith(PACKAGE) and "=" not in word:
+        return f"{KEY}={word}"
     path = Path(word)
     try:
         there = path.exists()
@@ -91,10 +94,11 @@ def find(word: str) -> Place:
     """Returns the folder with weights that a word names.
 
     Raises:
+        AssetsMissingError: it names a package that is not installed.
         CheckpointError: there is none; it names what is there.
     """
     try:
-        path = Path(word).expanduser()
+        path = in_package(word) if word.startswith(PACKAGE) else Path(word).expanduser()
         found = find_in(path)
     except (OSError, RuntimeError) as error:  # longer than a name may be, not to be read, ~ of an unknown user
         raise CheckpointError(f"no folder can be found by {word[:200]!r}: {error}", NAME_ONE) from None
@@ -140,7 +144,7 @@ def not_a_word(word: str) -> ConfigError:
 
 def _what_is_there(word: str, path: Path) -> str:
     if not path.exists():
-        return f"there is no folder {word}"
+        return f"there is no folder {word}" + (f": {path} is missing" if word.startswith(PACKAGE) else "")
     if not path.is_dir():
         return f"{word} is a file, and a checkpoint is a folder"
     return (
