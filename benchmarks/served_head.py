@@ -60,17 +60,11 @@ def serving(checkpoint: Path, out: Path) -> Iterator[str]:
 
 
 def prepare_flow(steps: Steps) -> Path:
-    """The flow policy's clone, as docs/results/flow.md makes it of all demonstrations; its checkpoint."""
-    first, second = "quickstart-flow-sft", "flow-sft-2"
+    """The flow policy's clone, evaluated after the camera moved; its checkpoint."""
+    name = "quickstart-flow-sft"
     demonstrate(steps)
-    steps.run(first, "sft", "experiment=quickstart_flow_sft", "runner.logger.report=false")
-    checkpoint = newest(steps.out / "runs" / first).relative_to(steps.out)
-    steps.run(
-        second, "sft", "experiment=quickstart_flow_sft", f"runner.experiment_name={second}", "runner.max_epochs=6",
-        "runner.val_check_interval=6", "actor.optim.lr=6e-4", f"runner.ckpt_path={checkpoint}",
-        "runner.logger.report=false",
-    )  # fmt: skip
-    checkpoint = newest(steps.out / "runs" / second).relative_to(steps.out)
+    steps.run(name, "sft", "experiment=quickstart_flow_sft", "runner.logger.report=false")
+    checkpoint = newest(steps.out / "runs" / name).relative_to(steps.out)
     steps.evaluate("flow-before", "quickstart_flow_grpo", checkpoint)
     return checkpoint
 

@@ -67,19 +67,27 @@ def in_package(word: str) -> Path:
     """Returns where ``package:NAME/FOLDER`` is; the folder may be missing.
 
     Raises:
-        AssetsMissingError: the package is not installed.
+        AssetsMissingError: the package is not installed, or has no such part.
     """
     package, _, folder = word.removeprefix(PACKAGE).partition("/")
+    places, top = _places_of(package), package.partition(".")[0]
+    if places:
+        return Path(places[0]) / folder
+    if top != package and _places_of(top):
+        raise AssetsMissingError(f"'{top}' is installed and has no '{package}'", f"correct {word}, or name a folder")
+    raise AssetsMissingError(
+        f"the Python package '{package}' of {word} is not installed",
+        f"pip install {top.replace('_', '-')}, or name a folder in place of {word}",
+    )
+
+
+def _places_of(package: str) -> list[str]:
+    """Folders of an installed package; none if there is no such package."""
     try:
         spec = find_spec(package)
     except (ImportError, ValueError):  # a package around it is missing, or it is no name
-        spec = None
-    if spec is None or not spec.submodule_search_locations:
-        raise AssetsMissingError(
-            f"the Python package '{package}' of {word} is not installed",
-            f"pip install {package.partition('.')[0].replace('_', '-')}, or name a folder in place of {word}",
-        )
-    return Path(spec.submodule_search_locations[0]) / folder
+        return []
+    return [*(spec.submodule_search_locations or [])] if spec else []
 
 
 def check_folder(folder: Path) -> None:

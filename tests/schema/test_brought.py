@@ -11,9 +11,9 @@ import pytest
 import yaml
 from brought_folders import CONFIG, export, rewrite, run
 
-from embodied.errors import CheckpointError, ConfigError, DamagedCheckpointError
+from embodied.errors import AssetsMissingError, CheckpointError, ConfigError, DamagedCheckpointError
 from embodied.lib.trusted import check_trusted_env
-from embodied.lib.weights_folder import find
+from embodied.lib.weights_folder import as_override, find
 from embodied.parallel.group import Group
 from embodied.run.arguments import parse_argv
 from embodied.run.build import brought
@@ -59,6 +59,23 @@ def test_a_folder_among_the_words_is_a_checkpoint():
     Path("env=fake").mkdir()
     assert parse_argv(["env=fake"], "eval")[0] == ["env=fake"], "it holds no weights"
     assert plain("runs/seed=3")["runner"]["experiment_name"] == "seed-3-000010+003-eval"
+
+
+def test_a_folder_in_an_installed_package_is_named_like_any_other():
+    """As the policy that comes with this one."""
+    word = "package:embodied.models.openvla_oft/policies/libero_object"
+    assert as_override(word) == f"checkpoint={word}"
+    assert find(word).is_export
+    assert find(word).folder.name == "libero_object"
+    for other, error, said in (
+        ("package:embodied.models.openvla_oft/policies/no", CheckpointError, "there is no folder package:.*no is missing"),
+        ("package:embodied.no_such/policy", AssetsMissingError, "'embodied' is installed and has no 'embodied.no_such'"),
+        ("package:no_such_policies/policy", AssetsMissingError, "'no_such_policies' of package:.* is not installed"),
+        ("package:..", AssetsMissingError, "is not installed"),
+        ("package:", AssetsMissingError, "is not installed"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=said):
+            find(other)
 
 
 def test_words_that_can_be_no_folder_are_overrides():
