@@ -123,18 +123,24 @@ def table(out: Path) -> str:
     return "\n".join(lines)
 
 
+def outcomes(out: Path, suite: str, name: str) -> list[dict[str, list[float]]]:
+    """Returns success of the shipped policy and of other weights, by kind of tasks, of the starts that both have."""
+    both = compare(read(str(out / "runs" / f"clone-{suite}")), read(str(out / "runs" / f"{name}-{suite}")))
+    kinds, names = both.first.task_kinds, task_names(both.first, both.second)[0]
+    named = {text: kinds[task] if kinds else suite for task, text in names.items()}
+    sides: list[dict[str, list[float]]] = [{}, {}]
+    for side, found in zip(sides, both.outcomes, strict=True):
+        for key in sorted(both.outcomes[0].keys() & both.outcomes[1].keys()):
+            side.setdefault(named[key[0]], []).append(float(np.mean(found[key])))
+    return sides
+
+
 def changes(out: Path, suite: str, part: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Returns success [starts] of the shipped policy, and of a part's seeds [seeds, starts], by kind of tasks."""
     before, after = dict[str, list[float]](), list[dict[str, list[float]]]()
     for name in (f"{part}-{seed}" for seed in SEEDS if (out / f"{part}-{seed}-{suite}.json").exists()):
-        both = compare(read(str(out / "runs" / f"clone-{suite}")), read(str(out / "runs" / f"{name}-{suite}")))
-        kinds, names = both.first.task_kinds, task_names(both.first, both.second)[0]
-        named = {text: kinds[task] if kinds else suite for task, text in names.items()}
-        sides: list[dict[str, list[float]]] = [{}, {}]
-        for side, outcomes in zip(sides, both.outcomes, strict=True):
-            for key in sorted(both.outcomes[0].keys() & both.outcomes[1].keys()):
-                side.setdefault(named[key[0]], []).append(float(np.mean(outcomes[key])))
-        before, after = sides[0], [*after, sides[1]]
+        before, side = outcomes(out, suite, name)
+        after.append(side)
     return (
         {kind: np.array(own) for kind, own in before.items()},
         {kind: np.array([side[kind] for side in after]) for kind in before},
@@ -157,8 +163,10 @@ def summary(out: Path) -> str:
     lines = [f"| evaluated on | clone | {' | '.join(TRAINED)} |", "|---" * (2 + len(TRAINED)) + "|"]
     for suite in SUITES:
         parts = {part: changes(out, suite, part) for part in TRAINED}
-        before = next((own for own, _ in parts.values() if own), {})
-        for kind, clone in before.items():
+        if not (out / f"clone-{suite}.json").exists():
+            continue
+        for kind, own_outcomes in outcomes(out, suite, "clone")[0].items():
+            clone = np.array(own_outcomes)
             cells_of = []
             for part, (own, after) in parts.items():
                 if kind not in own:
