@@ -87,11 +87,13 @@ def test_the_table_pairs_by_start_marks_what_was_trained_and_has_the_suites_of_p
 def test_seeds_are_taken_together_with_an_interval_over_seeds_and_starts(robust, tmp_path):
     starts = {(task, 0): False for task in range(6)}
     write(tmp_path, "clone", "plus", starts)
+    write(tmp_path, "clone", "pro_10_lan", {(0, 0): True})
     for seed, solved in ((1, {0, 1}), (2, {0})):  # both are varied by camera
         write(tmp_path, f"camera_noise-{seed}", "plus", {key: key[0] in solved for key in reversed(starts)})
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in robust.summary(tmp_path).splitlines()[2:]]
     cells = {row[0]: row[1:] for row in rows}
-    assert [*cells] == ["camera", "noise", "robot"]
+    assert [*cells] == ["camera", "noise", "robot", "LIBERO-PRO 10 lan"]
+    assert cells["LIBERO-PRO 10 lan"] == ["100% of 1", "–", "–", "–"], "the clone alone was evaluated"
     assert cells["robot"] == ["0% of 3", "–", "0%: +0 (+0 to +0)", "–"]
     camera = cells["camera"][2]
     assert camera.startswith("**75%: +75 ("), "of four episodes three were solved; trained kinds are bold"
