@@ -24,7 +24,7 @@ FAR = 60.0  # seconds
 OTHERS = [
     (
         {"tasks": (TASKS[0], TASKS[2], TASKS[1])},
-        'tasks: 2 of 3 differ: task 1 has "pick up the soup" for the launcher, "open the drawer" for the worker; task 2',
+        'tasks: 2 of 3 differ: task 1 has "pick up the soup" for the launcher, "open the drawer" for the worker;',
     ),
     ({"tasks": TASKS[:2], "num_init_states": (4, 4)}, "tasks: 3 for the launcher, 2 for the worker"),
     (
