@@ -83,6 +83,10 @@ class WorkerHungError(WorkerError):
     """An env worker did not answer within its deadline."""
 
 
+class EnvsDifferError(EmbodiedError):
+    """An env worker has made another env than the launcher: other tasks, files, observations or actions."""
+
+
 class EngineError(WorkerError):
     """The process of an inference engine failed, did not answer in time, or computes other numbers."""
 

@@ -27,6 +27,7 @@ from embodied.runtime.pool.pool import Deadlines, Pool, PoolConfig
 from embodied.runtime.records import RecordStore
 from embodied.runtime.rollout.rollout import Job, Rollout, Schedule
 from embodied.runtime.slab import Slab, info_fields, runtime_fields
+from embodied.runtime.worker.declared import Declared
 from embodied.runtime.worker.reward import ShapedReward
 from embodied.types import EnvSpec, Episode, Sampling
 
@@ -105,5 +106,5 @@ def _config(origin: Origin, env: Env, logs: Path) -> PoolConfig:
     return PoolConfig(
         num_slots=1, num_workers=1, env_target=origin.simulator.target, env_kwargs=origin.simulator.kwargs,
         reward=ShapedReward("sparse"), deadlines=DEADLINES, log_dir=logs, python=origin.simulator.python,
-        batch=isinstance(env, Batched),
+        batch=isinstance(env, Batched), declared=Declared.of(env),
     )  # fmt: skip

@@ -24,6 +24,7 @@ from embodied.data.ahead import Ahead, Batch
 from embodied.data.samples import SampleSource, order, samples_of, spread
 from embodied.learn.augment import Augmentation
 from embodied.learn.checkpoint import statistics
+from embodied.learn.checksums import checksums_of_cloned
 from embodied.learn.imitation import demonstrated, make_imitation
 from embodied.learn.step.engine import OptimizerStep, Outcome, StepEngine, Stepping
 from embodied.learn.step.passes import offloaded, until_stopped
@@ -107,6 +108,7 @@ class Cloner(Stepping):
         self.samples = samples_of(self.episodes, chunk, self.env.action, pictures)
         self._validation = samples_of(self.held_out, chunk, self.env.action, pictures)
         self._spec = self.samples.env_of_policy(self.env, self._validation)
+        self._checksums = checksums_of_cloned(self.episodes, "images" in self.env.obs or pictures is not None)
         runner = config.runner
         self.engine = StepEngine(policy, config.actor, self.parallel, runner.max_epochs, runner.max_bad_updates)
         self._group = self.engine.parallel.group
@@ -140,10 +142,11 @@ class Cloner(Stepping):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns a step's state beside policy and optimizer, for checkpoints, also in the midst of an iteration."""
-        return {**self.engine.state_dict(), "totals": asdict(self._totals)}
+        return {**self.engine.state_dict(), "totals": asdict(self._totals), **self._checksums.of_all}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Loads what :meth:`state_dict` returned."""
+        """Loads what :meth:`state_dict` returned. Raises :class:`CheckpointError` if the demonstrations are others."""
+        self._checksums.check_all(state)
         self.engine.load_state_dict(state)
         self._totals = Totals(**state.get("totals", {}))  # checkpoints of earlier versions have none
 

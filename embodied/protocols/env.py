@@ -23,7 +23,7 @@ class Env(Protocol):
     whatever ran before. An env that cannot keep this (a robot) says so with ``repeatable=False`` in its spec. The spec
     also declares what else may be asked of an env (``restorable``, ``retry_safe``). What an env offers besides is a
     protocol: :class:`Expert`, :class:`Batched`, :class:`HasProgressFeatures`, :class:`MovesCameras`, :class:`Preloads`,
-    :class:`SafeStop`, :class:`SaysMemory`.
+    :class:`SafeStop`, :class:`SaysMemory`, :class:`embodied.protocols.KnowsFiles`.
     """
 
     @property

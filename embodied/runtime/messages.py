@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from embodied.runtime.channel import ChannelHandles
+from embodied.runtime.worker.declared import Declared
 from embodied.runtime.worker.expert import ExpertJob
 from embodied.runtime.worker.reward import ShapedReward
 from embodied.runtime.worker.shown import Shown
@@ -40,19 +41,21 @@ class WorkerSetup:
     expert: ExpertJob | None = None  # the env's expert acts in place of a policy
     live: bool = False  # videos are shown in a window, too
     guarded: bool = False  # it has a robot, whose guardian ends it if the launcher is killed
+    declared: str | None = None  # digest of what the launcher's env declares; None = the env's is not compared
 
 
 @dataclass(frozen=True)
 class Ready:
-    """First message of a worker, or the last if ``error`` is set."""
+    """First message of a worker, or the last if it failed."""
 
     facts: Any = None
     error: BaseException | None = None  # an EmbodiedError, to be raised in the launcher
     traceback: str = ""
+    declared: Declared | None = None  # by its env, which is another than the launcher's
 
     @property
     def failed(self) -> bool:
-        return self.error is not None or bool(self.traceback)
+        return self.error is not None or self.declared is not None or bool(self.traceback)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +14,9 @@ import numpy as np
 
 from embodied.errors import AssetsMissingError
 
+from .files import INSTALL, read_text
 from .memory import free_assets, free_description, unreserved
+from .plus.files import INSTALL as INSTALL_PLUS
 from .plus.files import paths_of
 from .plus.scenes import teach
 from .process import quiet
@@ -59,6 +62,37 @@ def build(bddl_file: str, keep_assets: bool) -> tuple[Any, BeforeReset]:
     if not keep_assets:
         free_assets()
     return env.env, noted[-1]
+
+
+@contextmanager
+def blamed_on(bddl: Path) -> Iterator[None]:
+    """Says it if a scene cannot be built because of its BDDL file: each attempt would fail alike.
+
+    Raises:
+        AssetsMissingError: the file cannot be read, or names what neither its scene nor LIBERO has.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not (fault := _fault(bddl, error)):
+            raise
+        raise AssetsMissingError(fault, f"reinstall it: {INSTALL_PLUS if paths_of(bddl) else INSTALL}") from error
+
+
+def _fault(bddl: Path, error: Exception) -> str:
+    """What is wrong with a BDDL file whose scene could not be built; empty if nothing is found."""
+    from libero.libero.envs.bddl_utils import robosuite_parse_problem
+
+    try:
+        with quiet():
+            robosuite_parse_problem(str(bddl))
+    except MemoryError:
+        return ""
+    except Exception as damage:  # noqa: BLE001 (the parser raises errors of many kinds)
+        return f"{bddl} cannot be read: {type(damage).__name__}: {damage}"
+    missing = str(error.args[0]) if isinstance(error, KeyError) and error.args else ""
+    named = missing.lower() in re.findall(r"[^\s()]+", read_text(bddl, INSTALL).lower())
+    return f"{bddl} names '{missing}', which neither its scene nor the installed LIBERO has" if named else ""
 
 
 def check_size(init_state: np.ndarray, model: Any) -> None:

@@ -185,6 +185,10 @@ class LiberoEnv:
         """Says how LIBERO-Plus varies each task (:class:`embodied.protocols.KnowsKinds`)."""
         return self._kinds
 
+    def file_digests(self) -> Mapping[str, str]:
+        """Says what its files hold (:class:`embodied.protocols.KnowsFiles`)."""
+        return self._init_states.digests()
+
     def host_memory(self) -> SimulatorMemory:
         """Says what simulators take of a worker's memory (:class:`embodied.protocols.SaysMemory`)."""
         return self._memory

@@ -193,6 +193,15 @@ def read_text(file: Path, install: str) -> str:
         raise AssetsMissingError(f"{file} is damaged: {error}", f"reinstall it: {install}") from error
 
 
+def words_in(file: Path) -> bytes:
+    """Returns a file's words with one blank between two; nothing of one that cannot be read, as it is refused when its
+    scene is built."""
+    try:
+        return b" ".join(file.read_bytes().split())
+    except OSError:
+        return b""
+
+
 def read_init_states(file: Path, single: bool = False, install: str = INSTALL) -> np.ndarray:
     """Reads a task's initial states, float64 [n, 1 + nq + nv] (time s, positions, velocities), running no
     code of the file.

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet, ref
 
+from .build import blamed_on
 from .memory import explained, function
 from .rendering import Pictures
 from .simulator import WAIT_ACTION, Suspended, TaskSimulator
@@ -60,7 +61,7 @@ class Simulators:
         if key not in self._shared:
             self._make_room(limit)
             bddl_file, pictures, _ = key
-            with explained(Path(bddl_file).stem):
+            with explained(Path(bddl_file).stem), blamed_on(Path(bddl_file)):
                 self._shared[key] = Shared(TaskSimulator(bddl_file, pictures, keep_assets=self._evicts))
         self._shared.move_to_end(key)
         shared = self._shared[key]
@@ -77,7 +78,7 @@ class Simulators:
         key = (bddl_file, pictures, None)
         if key in self._shared:
             return
-        with explained(Path(bddl_file).stem):
+        with explained(Path(bddl_file).stem), blamed_on(Path(bddl_file)):
             simulator = TaskSimulator(bddl_file, pictures, keep_assets)
         simulator.step(WAIT_ACTION)  # what a process's first step loads and compiles, its forks then share
         if draw:

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 import torch
 from embodied.envs.libero import LiberoEnv, files
-from embodied.envs.libero.files import instruction_of, locate, read_init_states, read_tasks
+from embodied.envs.libero.files import LiberoTask, instruction_of, locate, read_init_states, read_tasks
+from embodied.envs.libero.plus.starts import InitialStates
 
 from embodied.errors import AssetsMissingError, ConfigError, UnknownKeyError, UnknownNameError
 from embodied.lib import cache
+from embodied.protocols import KnowsFiles
 
 SUITES = {"libero_spatial": (10, 220), "libero_object": (10, 280), "libero_goal": (10, 300), "libero_10": (10, 520)}
 SUITES["libero_90"] = (90, 400)
@@ -276,3 +278,41 @@ def test_a_task_file_without_an_instruction_is_said(tmp_path):
     file.write_text("(define (problem x))", encoding="utf-8")
     with pytest.raises(AssetsMissingError, match=r"has no \(:language"):
         files.instruction_in(file)
+
+
+def _stored(folder: Path, states: np.ndarray, bddl: str, as_torch: bool = False) -> dict[str, str]:
+    """Digests of a task whose files say this."""
+    folder.mkdir()
+    file = folder / ("t.pruned_init" if as_torch else "t.pruned_init.npz")
+    if as_torch:
+        torch.save(states, file)
+    else:
+        np.savez(file, states=states)
+    (folder / "t.bddl").write_text(bddl, encoding="utf-8")
+    found = InitialStates([LiberoTask("t", "do it", folder / "t.bddl", file)]).digests()
+    return {name.partition("/")[2]: digest for name, digest in found.items()}
+
+
+def test_files_that_play_the_same_have_equal_digests_and_others_do_not(tmp_path):
+    states, bddl = np.random.default_rng(0).normal(size=(50, 92)), "(define (problem a)\n  (:goal (On a b)))"
+    usual = _stored(tmp_path / "usual", states, bddl)
+    assert [*usual] == ["t (initial states)", "t.bddl"]
+    assert _stored(tmp_path / "stored", states, bddl.replace("\n  ", "\r\n"), as_torch=True) == usual
+    moved = states.copy()
+    moved[49, 91] = np.nextafter(moved[49, 91], 9)
+    others = {
+        "moved": (moved, bddl, {"t (initial states)"}),
+        "shaped": (states.reshape(100, 46), bddl, {"t (initial states)"}),
+        "goal": (states, bddl.replace("On a b", "On a c"), {"t.bddl"}),
+        "words": (states, bddl.replace("On a b", "Ona b"), {"t.bddl"}),
+    }
+    for name, (numbers, words, differ) in others.items():
+        got = _stored(tmp_path / name, numbers, words)
+        assert {file for file in usual if got[file] != usual[file]} == differ, name
+
+
+def test_an_env_tells_the_files_of_its_own_tasks():
+    env = LiberoEnv("libero_goal", task_ids=[7, 2])
+    assert isinstance(env, KnowsFiles)
+    names = [f"libero_goal/{task.name}" for task in env._tasks]
+    assert [*env.file_digests()] == [f"{name} (initial states)" for name in names] + [f"{name}.bddl" for name in names]

@@ -22,6 +22,7 @@ from embodied.observe.statistics import wilson
 from embodied.run.build.action_kind import ROBOT
 from embodied.run.evaluation.resume_evaluation import Unfinished
 from embodied.run.evaluation.successes import summarise
+from embodied.run.folder.reporter import Reporter
 from embodied.testing import FakeEnv
 from embodied.tools import compare, report
 from embodied.types import Episode, EpisodeResult, Start
@@ -140,6 +141,40 @@ def test_tasks_whose_files_are_damaged_are_named_and_the_others_are_those_of_a_w
     for one, other in zip(found["episodes"], whole["episodes"], strict=True):
         assert one["start"] == other["start"]
         assert one == other or (one["success"] is None and one["start"]["task_id"] in (1, 2, 3))
+
+
+class Bar:
+    """Notes what a progress bar is told."""
+
+    def __init__(self, told: list[tuple[int, dict[str, str]]]) -> None:
+        self._told = told
+
+    def advance(self, count: int, **facts: str) -> None:
+        self._told.append((count, facts))
+
+
+def test_episodes_that_are_given_up_count_as_done_and_are_not_kept(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    kept, facts, shown = list[EpisodeResult](), list[str](), list[tuple[int, dict[str, str]]]()
+    add, book, counting = Unfinished.add, KindsDone.book, Reporter.counting
+
+    def added(self: Unfinished, result: EpisodeResult, text: object = None) -> None:
+        kept.append(result)
+        add(self, result)
+
+    def booked(self: KindsDone, result: EpisodeResult) -> dict[str, str]:
+        facts.append(book(self, result)["kinds_done"])
+        return {}
+
+    monkeypatch.setattr(Unfinished, "add", added)
+    monkeypatch.setattr(KindsDone, "book", booked)
+    monkeypatch.setattr(Reporter, "counting", lambda self, bar, job: counting(self, Bar(shown), job))
+    assert evaluate("env.eval.episodes_per_task=2", "+env.eval.lacking=[1,2,3]") == 0
+    assert (len(facts), facts[-1]) == (12, "3/3")
+    assert len(kept) == 6
+    assert not any(result.not_run for result in kept)
+    assert [number for number, _ in shown] == [1] * 12
+    assert shown[-1][1]["success"].partition("/")[2].startswith("6 ")
 
 
 @pytest.mark.parametrize("other", [False, True])

@@ -23,6 +23,7 @@ from embodied.runtime.remote.starter import HostStarter
 from embodied.runtime.rollout.rollout import Job, Rollout, Schedule
 from embodied.runtime.rollout.traces import Traces
 from embodied.runtime.slab import Slab, info_fields, intervention_fields, runtime_fields
+from embodied.runtime.worker.declared import Declared
 from embodied.runtime.worker.reward import ShapedReward
 from embodied.testing import DecoderPort, FakeEnv, FakePolicy
 from embodied.types import EpisodeResult, Sampling
@@ -79,11 +80,12 @@ def open_rig(
     own = runtime_fields(net.spec.num_action_chunks) | info_fields(env.spec.info)
     own |= intervention_fields() if env.spec.interventions else {}
     slab = Slab.create({**env.spec.obs, **net.spec.decision, **own}, rows)
+    declared = Declared.of(env) if target == "embodied.testing.FakeEnv" else None
     config = PoolConfig(
         num_slots=slots, num_workers=workers, env_target=target, env_kwargs=env_kwargs,
         reward=reward or ShapedReward("dense"), deadlines=deadlines, log_dir=log_dir,
         env_channel=("test", "done", queue_size), rollout_channel=("test", "todo", queue_size),
-        max_restarts=max_restarts, **(pool or {}),
+        max_restarts=max_restarts, **{"declared": declared, **(pool or {})},
     )  # fmt: skip
     try:
         opened: Any

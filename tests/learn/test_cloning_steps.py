@@ -6,6 +6,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,9 @@ import torch
 from embodied import instructions
 from embodied.data.demonstrations import Demonstration
 from embodied.data.samples import Samples, order
-from embodied.errors import Stopped
+from embodied.data.texts.text import DemonstratedAnswer
+from embodied.errors import CheckpointError, Stopped
+from embodied.learn.checksums import checksums_of_cloned
 from embodied.learn.cloning import Cloner
 from embodied.learn.watch import Passed, Watch
 from embodied.schema import bind
@@ -168,3 +172,54 @@ def test_a_policy_without_categories_is_validated_by_its_loss_alone():
     found = cloner.validate()
     assert set(found) == {"sft/clean_loss", "sft/val_loss"}
     assert found["sft/val_loss"] > 0
+
+
+def goes_on(before: list[Any], now: list[Any], pictures: bool = True) -> str:
+    """Returns what is said when a run that has learnt from some demonstrations goes on with others; "" if nothing."""
+    env = FakeEnv(pictures=pictures).spec
+    state = Cloner(FakePolicy(), env, bind(CONFIG), before, [], torch.device("cpu")).state_dict()
+    again = Cloner(FakePolicy(), env, bind(CONFIG), now, [], torch.device("cpu"))
+    try:
+        again.load_state_dict(state)
+    except CheckpointError as error:
+        return error.message
+    return ""
+
+
+def test_a_run_does_not_go_on_with_other_demonstrations():
+    (first, second), (other,) = demonstrations()
+    repainted = replace(first, pictures=lambda t: np.full(FakeEnv().spec.obs["images"].shape, t + (t == 5), np.uint8))
+    nudged = first.actions.copy()
+    nudged[2, 1] += 1e-6
+    numbers, both = "observations or instructions have changed", "or instructions and their pictures have changed"
+    assert goes_on([first, second], [first, second]) == ""
+    assert numbers in goes_on([first, second], [first, replace(second, instruction="other words")])
+    assert numbers in goes_on([first, second], [replace(first, actions=nudged), second])
+    assert both in goes_on([first, second], [first, second, other])
+    assert both in goes_on([first, second], [second, first])
+    assert "learnt from: their pictures have changed" in goes_on([first, second], [repainted, second])
+    assert goes_on([first, second], [repainted, second], pictures=False) == "", "which are not read"
+
+
+def test_a_checkpoint_of_an_earlier_version_says_nothing_of_demonstrations(cloner):
+    state = {name: value for name, value in cloner.state_dict().items() if not name.startswith("demonstrat")}
+    assert len(state) == len(cloner.state_dict()) - 2
+    cloner.load_state_dict(state)
+
+
+def test_of_very_many_cloned_pictures_some_are_summed(monkeypatch):
+    monkeypatch.setattr("embodied.learn.checksums.SUMMED_STEPS", 3)
+    episodes, read = demonstrations()[0], []
+    shown = [replace(one, pictures=lambda t, n=n: read.append((n, t)) or np.zeros(1)) for n, one in enumerate(episodes)]
+    checksums_of_cloned(shown, pictures=True)
+    assert read == [(0, 0), (0, 5), (1, 4)]  # every fifth of 6 + 7
+
+
+def test_answers_and_their_pictures_are_summed():
+    one = DemonstratedAnswer("a <image>", "b", ({"bytes": b"png", "path": "x"},))
+    kinds = [one, replace(one, response="c"), replace(one, instruction="a <image>b", response="")]
+    assert len({checksums_of_cloned([kind], pictures=True).numbers for kind in kinds}) == 3
+    pictures = [({"bytes": b"png2", "path": "x"},), ("x.png",), (Path("y.png"),), ()]
+    kinds = [one, *(replace(one, pictures=each) for each in pictures)]
+    assert len({checksums_of_cloned([kind], pictures=True).pictures for kind in kinds}) == 5
+    assert {checksums_of_cloned([kind], pictures=False).pictures for kind in kinds} == {0}

@@ -12,9 +12,9 @@ from embodied.models.head import HeadPolicy, around_base
 
 from embodied.data.demonstrations import Demonstration
 from embodied.errors import CheckpointError, ConfigError, SpecMismatchError
-from embodied.learn.actor_critic.checksums import checksums_of
 from embodied.learn.actor_critic.learner import ActorCriticLearner
 from embodied.learn.actor_critic.share import Share
+from embodied.learn.checksums import checksums_of
 from embodied.learn.replay.sampling import sampled
 from embodied.schema import ActorConfig, AlgorithmConfig
 from embodied.types import ArraySpec, ContinuousAction, EnvSpec, Episode, EpisodeResult, Start
@@ -241,7 +241,7 @@ def test_a_run_that_has_learnt_from_no_demonstrations_goes_on_without_any(tmp_pa
 
 
 def test_of_very_many_pictures_some_are_summed(monkeypatch):
-    monkeypatch.setattr("embodied.learn.actor_critic.checksums.SUMMED_BYTES", 2 * 1200)
+    monkeypatch.setattr("embodied.learn.checksums.SUMMED_BYTES", 2 * 1200)
     read = []
     shown = replace(episode(), pictures=lambda t: read.append(t) or np.zeros((1, 20, 20, 3), np.uint8))
     checksums_of([shown], pictures=True)

@@ -255,8 +255,11 @@ def test_an_error_that_is_explained_is_of_the_start_that_an_evaluation_went_to(m
     rig = make_rig(slots=2, workers=1, max_restarts=1, target="broken_envs.NoFilesOfATask", num_tasks=5, **more)
     plan = eval_plan(rig.env.spec, episodes_per_task=1)
     evaluation = {"stream": Stream.EVAL_NOISE, "keep_records": False}
-    results, stats = rig.rollout().collect(plan, rig.job(**evaluation, gives_up_after=3))
+    ended = []
+    results, stats = rig.rollout().collect(plan, rig.job(**evaluation, gives_up_after=3), ended.append)
     assert [result.not_run for result in results] == ["", "its file is damaged", "", "", ""]
+    assert {id(result) for result in ended} == {id(result) for result in results}, "each is told, once"
+    assert len(ended) == 5
     assert stats.worker_restarts == 1, "it is tried once"
     all_up(rig)
     with pytest.raises(AssetsMissingError, match="its file is damaged"):

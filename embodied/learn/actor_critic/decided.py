@@ -23,7 +23,7 @@ import torch
 from embodied import instructions
 from embodied.data.samples import SampleSource
 from embodied.errors import PolicyChangedError, RunFolderError, SpecMismatchError
-from embodied.learn.actor_critic.checksums import Checksums
+from embodied.learn.checksums import Checksums
 from embodied.learn.replay.sampling import ANSWERED
 from embodied.lib.whole import write_whole
 from embodied.protocols import CHUNK, ActorCritic, HasExtraState, NamesWeights, Policy, ReadsDemonstrations

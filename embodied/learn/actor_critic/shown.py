@@ -12,9 +12,9 @@ import torch
 
 from embodied.data.demonstrations import Demonstration
 from embodied.data.samples import Samples
-from embodied.learn.actor_critic.checksums import Checksums, checksums_of
 from embodied.learn.actor_critic.decided import Decisions
 from embodied.learn.actor_critic.memory import WHOLE_BYTES
+from embodied.learn.checksums import Checksums, checksums_of
 from embodied.learn.replay.demonstrations import Demonstrated
 from embodied.observe.terminal.progress import Phase
 from embodied.parallel.group import Group

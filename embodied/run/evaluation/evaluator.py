@@ -136,9 +136,10 @@ class EvaluationRunner:
         done = kinds.KindsDone(self._kinds, share, before.values()) if self._kinds else None
 
         def ended(result: EpisodeResult) -> dict[str, str]:
-            known = len(texts.kept)
-            texts(result)
-            unfinished.add(result, texts.kept[-1] if len(texts.kept) > known else None)
+            if not result.not_run:  # else it has no row, and is tried again if the evaluation is interrupted
+                known = len(texts.kept)
+                texts(result)
+                unfinished.add(result, texts.kept[-1] if len(texts.kept) > known else None)
             return done.book(result) if done else {}
 
         facts = workers.pool.facts  # taken now, because at the end a worker may be down

@@ -223,14 +223,14 @@ class Reporter:
         return {**self._reach.shown(metrics), **{f"{side}/sampled": float(sampled) for side, sampled in drawn.items()}}
 
     def counting(self, bar: Phase, job: Job) -> Callable[[EpisodeResult, Mapping[str, str]], None]:
-        """Advances ``bar`` by each episode that ends, and shows how many of them succeeded; as long as none can, their
-        mean return. Facts beside an episode are shown, too."""
+        """Advances ``bar`` by each episode that ends or is given up. Shows how many of those that ended succeeded; as
+        long as none can, their mean return. Facts beside an episode are shown, too."""
         done: list[EpisodeResult] = []
         drawn, can_succeed = actions(job.sampling.do_sample), not replace(self._reach, limit=job.max_steps).out
 
         def advance(result: EpisodeResult, beside: Mapping[str, str]) -> None:
-            done.append(result)
-            facts: dict[str, str | float] = {"return": fmean(one.episode_return for one in done)}
+            done.extend([] if result.not_run else [result])
+            facts: dict[str, str | float] = {"return": fmean(one.episode_return for one in done)} if done else {}
             if can_succeed or any(one.success for one in done):
                 facts = {"success": f"{sum(one.success for one in done)}/{len(done)} {drawn}"}
             bar.advance(1, **facts, **beside)

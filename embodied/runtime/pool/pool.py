@@ -101,7 +101,7 @@ class Pool:
         self._in_flight -= worker.pending.keys()
         self._starting -= worker.facts is None
         busy = set(worker.busy)
-        error = worker.error(self._config.deadlines)
+        error = worker.error(self._config)
         try:
             ending.stop_robot_of(worker, error)
         finally:

@@ -24,6 +24,7 @@ from embodied.runtime.pool.fork_server import ForkedProcess, ForkServer
 from embodied.runtime.pool.placement import START, Gpu, cores_of, module_folders, numa_nodes, worker_environment
 from embodied.runtime.pool.safe_stop import Guardian, await_frozen
 from embodied.runtime.slab import Slab
+from embodied.runtime.worker.declared import Declared
 from embodied.runtime.worker.expert import ExpertJob
 from embodied.runtime.worker.reward import ShapedReward
 from embodied.runtime.worker.shown import Shown
@@ -77,6 +78,7 @@ class PoolConfig:
     expert: ExpertJob | None = None  # slots take EXPERT instead of STEP; only without a batch
     group_name: str = "worker"  # begins the names of the workers' logs
     safe_stop_s: float | None = None  # the env is a robot: limit of its safe-stop hook, before a worker is killed
+    declared: Declared | None = None  # by the launcher's env; None = workers do not compare theirs
 
 
 @dataclass
@@ -192,7 +194,7 @@ class WorkerProcess(Books):
             self.facts, self.since = message.facts, time.monotonic()
             return
         self.words = message
-        if message.error is not None:
+        if message.error is not None or message.declared is not None:
             self.kill()  # it has reported everything, and closing could hang
 
     def notices(self) -> list[str]:
@@ -210,17 +212,19 @@ class WorkerProcess(Books):
                     self.words = message
         return told
 
-    def error(self, deadlines: Deadlines) -> Exception:
+    def error(self, config: PoolConfig) -> Exception:
         """The error that says why it ended, once it has."""
         self.listen()
         code = self.process.wait()
         if self.words is not None and self.words.error is not None:
             return self.words.error  # type: ignore[return-value]
         who = f"env worker {self.index} (pid {self.process.pid}, slots {list(self.slots)})"
+        if self.words is not None and self.words.declared is not None and config.declared is not None:
+            return config.declared.differs(who, config.env_target, self.words.declared)
         if isinstance(self.process, ForkedProcess) and self.process.orphaned:
             return _died_with_its_server(who, self.process.orphaned, self.log)
         if self.overdue is not None and self.words is None:
-            return _hung(who, self.overdue, deadlines.of(self.overdue), self.log)
+            return _hung(who, self.overdue, config.deadlines.of(self.overdue), self.log)
         return _died(who, code, self.log, self.words.traceback if self.words else tail(self.log))
 
     def release(self) -> None:
@@ -294,6 +298,7 @@ def start(
         sys_path=module_folders(config.python, sys.path, (sys.prefix, sys.base_prefix)),
         cores=_cores(config, index) if config.pin else (),
         expert=config.expert, guarded=guardian is not None,
+        declared=config.declared and config.declared.digest,
     )  # fmt: skip
     with suppress(OSError):  # it is dead already; its pidfd says so
         send(ours, setup)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from embodied.errors import WorkerError, is_explained
+from embodied.errors import EnvsDifferError, WorkerError, is_explained
 
 SAID_LINES = 12  # shown lines of a traceback or log; the log has all of it
 
@@ -50,7 +50,7 @@ class Supervisor:
         Raises:
             Exception: ``error``, if it may not be replaced.
         """
-        if self._max == 0 or (served and not isinstance(error, WorkerError)):
+        if self._max == 0 or isinstance(error, EnvsDifferError) or (served and not isinstance(error, WorkerError)):
             raise error
         self._in_a_row[worker] += 1
         count = self._in_a_row[worker]

@@ -266,12 +266,14 @@ class Episodes:
         self.giving_up.lost(running.episode)
         return running.episode
 
-    def give_up(self, episode: Episode, why: str) -> None:
-        """Gives up a waiting episode: it could not be run."""
+    def give_up(self, episode: Episode, why: str) -> list[EpisodeResult]:
+        """Gives up a waiting episode: it could not be run. Returns its result; none of one that was run before."""
         self.pending.remove(episode)
-        if self.giving_up.counts(episode):
-            self.results.append(EpisodeResult(episode, (), 0.0, False, 0, False, False, not_run=why))
+        counts = self.giving_up.counts(episode)
+        found = [EpisodeResult(episode, (), 0.0, False, 0, False, False, not_run=why)] if counts else []
+        self.results += found
         self.pending[:] = self.giving_up.next_ones(self.pending, self.results)
+        return found
 
     def in_vain(self, episode: Episode) -> int:
         """Counts a worker's failure while it was busy with ``episode``. Returns how many there were."""

@@ -87,7 +87,7 @@ class Rollout:
         that is done.
 
         Args:
-            on_episode: given each episode that ends.
+            on_episode: given each episode that ends or is given up.
             on_share: given once a second the share of the plan's control steps that are done, 0 to 1.
 
         Raises:
@@ -238,13 +238,13 @@ class Run:
         self._envs.send(command, video, draws)
 
     def take(self, events: Sequence[Event]) -> list[EpisodeResult]:
-        """Books events of the env port. Returns the episodes that ended."""
+        """Books events of the env port. Returns the episodes that ended or were given up."""
         ended = []
         for event in events:
             if isinstance(event, Completion):
                 ended += self._complete(event)
             elif isinstance(event, Lost):
-                self._lose(event)
+                ended += self._lose(event)
             elif event.slot < self.num_slots:
                 self.timeline.back(event.slot)
                 self._idle.append(event.slot)
@@ -274,11 +274,11 @@ class Run:
         self.episodes.running[done.slot].stats.add(done)
         self._send(command)
 
-    def _lose(self, lost: Lost) -> None:
+    def _lose(self, lost: Lost) -> list[EpisodeResult]:
         slot = lost.slot
         self._built.forget(slot)  # of slots that shared simulators, all are lost, and these have the number of one
         if slot >= self.num_slots:
-            return
+            return []
         self.timeline.lost(slot)
         self._working.discard(slot)
         self._ready.pop(slot, None)
@@ -291,17 +291,17 @@ class Run:
         if slot in self.episodes.running and not self.episodes.job.retry_safe:
             raise not_redone(f"episode {self.episodes.running[slot].episode.episode_id}", lost) from lost.error
         episode = self.episodes.requeue(slot)
-        if episode is not None and lost.suspects:
-            self._blame(lost, episode)
+        return self._blame(lost, episode) if episode is not None and lost.suspects else []
 
-    def _blame(self, lost: Lost, episode: Episode) -> None:
-        """Count a failure against the episode that its worker was busy with; it is given up if the job says so."""
+    def _blame(self, lost: Lost, episode: Episode) -> list[EpisodeResult]:
+        """Counts a failure against the episode that its worker was busy with. If the job says so it is given up, and
+        returned."""
         count, most = self.episodes.in_vain(episode), lost.tries(self.episodes.job.gives_up_after)
         if most is None or lost.suspects > 1 or count < most or not self.episodes.giving_up.allowed:
             self._envs.blame(lost, episode.episode_id, count)
-            return
-        self.episodes.give_up(episode, lost.why)
+            return []
         self._envs.forgive(lost.slot)
+        return self.episodes.give_up(episode, lost.why)
 
     def goes_on(self, timeline: Timeline) -> None:
         """Notes all that follows on another timeline."""

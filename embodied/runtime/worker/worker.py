@@ -32,6 +32,7 @@ from embodied.runtime.channel import Channel, Command, Completion, Kind, Ring
 from embodied.runtime.messages import Notice, Ready, WorkerSetup, receive, send
 from embodied.runtime.slab import FEATURES, Slab
 from embodied.runtime.worker.batch import Rounds
+from embodied.runtime.worker.declared import Declared, OtherEnv
 from embodied.runtime.worker.expert import ExpertJob, Experts
 from embodied.runtime.worker.perturb import Disturbance
 from embodied.runtime.worker.slot import Slot, WorkerRows, start_of, wants_observation
@@ -143,11 +144,15 @@ class Worker:
         sys.path += [folder for folder in setup.sys_path if folder not in sys.path]
         self._make = load_target(setup.env_target, "env._target_")
         self._setup = setup
-        env, self.facts = self._prepared()
+        env, self.facts = self._prepared(compared=True)
         self._host = self._make_host(env)
 
-    def _prepared(self) -> tuple[Env, WorkerFacts]:
+    def _prepared(self, compared: bool = False) -> tuple[Env, WorkerFacts]:
+        """Makes an env. Raises :class:`OtherEnv` if it is ``compared`` with the launcher's and is another."""
         env: Env = self._make(**self._setup.env_kwargs)
+        wanted = self._setup.declared if compared else None
+        if wanted is not None and (declared := Declared.of(env)).digest != wanted:
+            raise OtherEnv(declared)
         return env, env.prepare() or WorkerFacts(os.getpid(), "unknown", "the env's prepare() said nothing")
 
     def _slot(self, env: Env, frame: Callable[[], np.ndarray], features: Callable[[], np.ndarray] | None) -> Slot:
@@ -236,6 +241,8 @@ def _features_of_slot(env: Env, batch: BatchEnv, slot: int) -> Callable[[], np.n
 
 
 def _failure(error: Exception) -> Ready:
+    if isinstance(error, OtherEnv):
+        return Ready(declared=error.declared)
     return Ready(error=error if isinstance(error, EmbodiedError) else None, traceback=traceback.format_exc())
 
 

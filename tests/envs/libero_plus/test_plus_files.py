@@ -246,3 +246,13 @@ def test_the_env_takes_a_sample(package):
     env = LiberoEnv(SUITE, skip_missing=True, sample=4)
     assert len(env.spec.tasks) == 4
     assert set(names(env)) < set(names(LiberoEnv(SUITE, skip_missing=True, sample=7)))
+
+
+def test_digests_tell_variations_with_equal_words_apart(package):
+    plain = {"skip_missing": True, "plain_instructions": True}
+    one, other = (LiberoEnv(SUITE, kinds=[kind], **plain) for kind in ("camera", "noise"))
+    assert set(one.spec.tasks) & set(other.spec.tasks)
+    digests = one.file_digests()
+    assert digests["names of tasks"] != other.file_digests()["names of tasks"]
+    assert [*digests][:1] == [f"libero_spatial/{TASK} (initial states)"]
+    assert not any(name.endswith(".bddl") for name in digests)

@@ -13,6 +13,7 @@ from embodied.protocols import Batched, BuildsAhead, Env
 from embodied.run.build.given import ConfiguredEnv
 from embodied.run.build.shares import render_gpus_of, workers_of
 from embodied.runtime.pool.pool import Deadlines, PoolConfig
+from embodied.runtime.worker.declared import Declared
 from embodied.runtime.worker.reward import ShapedReward
 
 
@@ -28,7 +29,7 @@ def pool_config(side: ConfiguredEnv, slots: int, config: schema.Config, logs: Pa
         max_restarts=env.max_worker_restarts, python=env.python, pin=env.pin_workers,
         gpus=render_gpus_of(config, processes), rank=processes.local_rank, ranks=processes.local_size,
         batch=isinstance(side.env, Batched), group_name=env.group_name,
-        safe_stop_s=None if side.spec.retry_safe else env.safe_stop_timeout_s,
+        safe_stop_s=None if side.spec.retry_safe else env.safe_stop_timeout_s, declared=Declared.of(side.env),
     )  # fmt: skip
 
 
