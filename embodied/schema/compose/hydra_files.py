@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from embodied.errors import ConfigError
+from embodied.schema.compose import read_once
 from embodied.schema.compose.of_hydra import SEARCH
 from embodied.schema.compose.short_forms import quoted
 from embodied.schema.compose.userfiles.given import check_chosen
@@ -120,6 +121,7 @@ def _hydra() -> Iterator[None]:
     GlobalHydra.instance().clear()
     try:
         with initialize_config_module("embodied.config", version_base="1.3"):
+            read_once.use()
             yield
     finally:
         GlobalHydra.instance().clear()
