@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from embodied.errors import ConfigError, UnknownKeyError
@@ -179,7 +180,7 @@ def _name_run(runner: dict[str, Any], trail: Trail, brings: Bringing | None) -> 
 def _resolved(raw: dict[str, Any], run_dir: str | None, trail: Trail, partial: bool) -> dict[str, Any]:
     """Merges what hydra composed with the defaults, and resolves its references."""
     try:
-        merged = OmegaConf.merge(defaults(), raw)
+        merged = OmegaConf.merge(_defaults(), raw)
         expand_user(merged)
         begun = begin_in_run_dir(merged, run_dir)
         trail.note({name: Origin("derived", "", (name, RUN_DIR)) for name in begun})
@@ -193,6 +194,12 @@ def _resolved(raw: dict[str, Any], run_dir: str | None, trail: Trail, partial: b
         raise ConfigError(
             f"cannot resolve the configuration: {error}", "correct the ${…} reference that it names"
         ) from error
+
+
+@cache
+def _defaults() -> DictConfig:
+    """The defaults as OmegaConf merges into them, which copies them first: to make this takes longer than all else."""
+    return OmegaConf.create(defaults())
 
 
 def _with_protocol_rules(mapping: dict[str, Any], trail: Trail, brings: Bringing | None) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra import compose as hydra_compose
 from hydra import initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -19,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from embodied.errors import ConfigError
+from embodied.schema.compose import read_once
 from embodied.schema.compose.of_hydra import SEARCH
 from embodied.schema.compose.short_forms import quoted
 from embodied.schema.compose.userfiles.given import check_chosen
@@ -62,7 +62,7 @@ def compose_files(overrides: list[str], config_name: str, config_dirs: Sequence[
     try:
         with _hydra():
             wanted = _with_search_path(overrides, config_dirs)
-            config = hydra_compose(config_name, wanted, return_hydra_config=True)
+            config = read_once.compose(config_name, wanted)
             _keep_what_is_referred_to(config, wanted, config_name)
     except (yaml.YAMLError, RecursionError) as error:  # raised for a file that another one names
         check_folders(config_dirs)
@@ -135,7 +135,7 @@ def _keep_what_is_referred_to(config: DictConfig, overrides: list[str], config_n
     if not alone:
         return
     rest = [one for one in overrides if not one.lstrip("+").startswith(tuple(f"{section}." for section in alone))]
-    before = OmegaConf.to_container(hydra_compose(config_name, rest, return_hydra_config=True), resolve=False)
+    before = OmegaConf.to_container(read_once.compose(config_name, rest), resolve=False)
     for section in alone:
         if isinstance(reference := _at(before, section), str) and "${" in reference:
             own = OmegaConf.select(config, section)
