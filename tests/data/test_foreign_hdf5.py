@@ -15,7 +15,7 @@ import pytest
 from embodied.data import reading
 from embodied.data.demonstrations import Demonstrations, FieldSelection
 from embodied.errors import DatasetError, EmbodiedError, SpecMismatchError
-from embodied.learn.actor_critic.checksums import checksums_of
+from embodied.learn.checksums import checksums_of
 
 LIBERO = FieldSelection(["agentview", "robot0_eye_in_hand"])
 LENGTH = 6

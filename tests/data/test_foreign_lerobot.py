@@ -34,7 +34,7 @@ from embodied import sft
 from embodied.data import reading
 from embodied.data.demonstrations import FieldSelection, check_fit
 from embodied.errors import DatasetError, EmbodiedError, SpecMismatchError
-from embodied.learn.actor_critic.checksums import checksums_of
+from embodied.learn.checksums import checksums_of
 from embodied.testing import FakeEnv
 from embodied.tools import demos
 

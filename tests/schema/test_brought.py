@@ -68,8 +68,8 @@ def test_a_folder_in_an_installed_package_is_named_like_any_other():
     assert find(word).is_export
     assert find(word).folder.name == "libero_object"
     for other, error, said in (
-        ("package:embodied.models.openvla_oft/policies/no", CheckpointError, "there is no folder package:.*no is missing"),
-        ("package:embodied.no_such/policy", AssetsMissingError, "'embodied' is installed and has no 'embodied.no_such'"),
+        ("package:embodied.models.openvla_oft/policies/no", CheckpointError, "no folder package:.*no is missing"),
+        ("package:embodied.no_such/policy", AssetsMissingError, "'embodied' is installed and has no 'embodied.no_"),
         ("package:no_such_policies/policy", AssetsMissingError, "'no_such_policies' of package:.* is not installed"),
         ("package:..", AssetsMissingError, "is not installed"),
         ("package:", AssetsMissingError, "is not installed"),
