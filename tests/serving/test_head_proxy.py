@@ -201,11 +201,16 @@ def test_a_served_policy_gets_a_head_in_a_training_and_is_evaluated_with_it(
     tmp_path: Path, monkeypatch: Any, capsys: Any
 ):
     monkeypatch.chdir(tmp_path)
-    with server(export(tmp_path / "policy", 3)) as (_, port), serving(bound(FakePolicy(seed=4))) as wrong:
+    policy = export(tmp_path / "policy", 3)
+    with server(policy) as (_, first):
+        keys = (*TRAINING, "runner.experiment_name=head")
+        assert train.main([*keys, f"actor.model.base.url=ws://127.0.0.1:{first}", "runner.max_epochs=1"]) == 0
+    with server(policy) as (_, port), serving(bound(FakePolicy(seed=4))) as wrong:
         url, other = f"ws://127.0.0.1:{port}", f"ws://{wrong.address}"
-        keys = (*TRAINING, "runner.experiment_name=head", f"actor.model.base.url={url}")
-        assert train.main([*keys, "runner.max_epochs=1"]) == 0
-        assert train.main([*keys, "runner.max_epochs=2"]) == 0, "it goes on"
+        assert port != first
+        assert train.main([*keys, f"actor.model.base.url={other}", "runner.max_epochs=2"]) != 0
+        assert "serves another policy" in capsys.readouterr().err
+        assert train.main([*keys, f"actor.model.base.url={url}", "runner.max_epochs=2"]) == 0, "its server has moved"
         path = tmp_path / "runs" / "head" / "checkpoints" / "000002"
         capsys.readouterr()
         again = ("model=head_residual", "actor.model.hidden=16", f"runner.ckpt_path={path}")

@@ -39,6 +39,10 @@ MAY_CHANGE = (
     "reward.model.trust_remote_code", "reward.model.strategy", "reward.model.wrap_policy",
     "actor.tokenizer.padding_side", "actor.model.padding_side",
     "actor.calculate_flops", "algorithm.calculate_noise_scale", "algorithm.replay.path",
+    # of the server of a policy, whose answers are compared with those of before
+    *(f"actor.model.{of}{key}" for of in ("", "base.") for key in (
+        "url", "connections", "timeout_s", "connect_s", "reconnect_s", "token_file", "ca_file",
+    )),
 )  # fmt: skip
 """Keys whose values a resumed run may change: they change no number of the training."""
 
