@@ -77,7 +77,7 @@ def of_cloning(
         *kind.demonstrated(len(cloner.episodes), len(told), len(cloner.held_out), samples),
         [
             "optimizer steps",
-            f"{counted(config.runner.max_epochs, 'iteration')} of {steps}, {counted(batch, 'sample')} each",
+            f"{iterations} of {steps}, {counted(batch, 'sample')} each",
         ],
         ["passes over the data", f"{total / len(cloner.samples):.1f}"],
         *_process_lines(processes, model),
