@@ -9,6 +9,7 @@ from pathlib import Path
 from embodied import schema
 from embodied.learn.cloning import Cloner
 from embodied.learn.ranks.sides import Learner
+from embodied.lib.words import counted
 from embodied.parallel.group import Group
 from embodied.protocols import Policy, SaysWhatItReads
 from embodied.run.build.given import ConfiguredEnv, Sides
@@ -43,11 +44,12 @@ def of_training(
         *_length(train, chunk),
         [
             "optimizer steps per iteration",
-            f"at most {sizes.optimizer_steps} of {actor.global_batch_size} {words.records}",
+            f"at most {sizes.optimizer_steps}, each of {actor.global_batch_size} {words.records}",
         ],
         [
             "gradient accumulation",
-            f"{-(-actor.global_batch_size // actor.micro_batch_size)} parts of at most {actor.micro_batch_size}",
+            f"{counted(-(-actor.global_batch_size // actor.micro_batch_size), 'part')} of at most "
+            f"{actor.micro_batch_size}",
         ],
         *_randomised(train),
         *_evaluations(config, sides.eval, model, folder),
@@ -67,13 +69,16 @@ def of_cloning(
     """Makes the summary's rows of derived numbers for supervised training."""
     config, batch = composed.config, cloner.config.actor.global_batch_size
     steps = config.sft.steps_per_iteration
-    total = config.runner.max_epochs * steps * batch
+    total, iterations = config.runner.max_epochs * steps * batch, counted(config.runner.max_epochs, "iteration")
     told = dict.fromkeys(one.instruction for one in cloner.episodes)
     kind, samples = sides.train.kind, f"{len(cloner.samples)} chunks of {model.policy.spec.num_action_chunks} actions"
     return [
         ["demonstrations", ", ".join(config.data.train_data_paths)],
         *kind.demonstrated(len(cloner.episodes), len(told), len(cloner.held_out), samples),
-        ["optimizer steps", f"{config.runner.max_epochs} iterations of {steps}, {batch} samples each"],
+        [
+            "optimizer steps",
+            f"{iterations} of {steps}, {counted(batch, 'sample')} each",
+        ],
         ["passes over the data", f"{total / len(cloner.samples):.1f}"],
         *_process_lines(processes, model),
         *(note.split(": ", 1) for note in cloner.notes),
@@ -173,11 +178,12 @@ def ending(last: int, iterations: int, steps: int = 0, evaluated: bool = True) -
         steps: optimizer steps of the next iteration that are done.
         evaluated: False if the last iteration still has to be evaluated.
     """
-    more = f" and {steps} optimizer steps of the next" if steps else ""
+    more = f" and {counted(steps, 'optimizer step')} of the next" if steps else ""
     more += "" if evaluated else ", the last one not evaluated"
+    done = f"{counted(iterations, 'iteration')} done"
     if iterations < last or not evaluated:
-        return f"stopped: {iterations} iterations done{more}. The same command goes on from here."
-    return f"{iterations} iterations done. The same command with a larger runner.max_epochs goes on from here."
+        return f"stopped: {done}{more}. The same command goes on from here."
+    return f"{done}. The same command with a larger runner.max_epochs goes on from here."
 
 
 def _process_lines(processes: Group, model: Model) -> list[list[str]]:
@@ -200,7 +206,8 @@ def _evaluations(config: schema.Config, side: ConfiguredEnv, model: Model, folde
         return []
     under, count = conditions(config, side, model.policy, folder, 0), episode_count(config, side)
     episodes = f"{count} {side.kind.words.episodes}{_by_task(side, count, under)}"
-    when, length = f"every {interval} iterations and at the end", side.kind.length(under.limit, under.max_steps)
+    often = "iteration" if interval == 1 else f"{interval} iterations"
+    when, length = f"every {often} and at the end", side.kind.length(under.limit, under.max_steps)
     return [
         ["evaluation", f"{when}: {episodes}{f', each {length}' if length else ''}"],
         *_perturbed(side, count),
@@ -210,7 +217,8 @@ def _evaluations(config: schema.Config, side: ConfiguredEnv, model: Model, folde
 def _by_task(side: ConfiguredEnv, count: int, under: Conditions) -> str:
     """Says how many episodes each task has, where all have equally many."""
     tasks, each = len(side.spec.tasks), under.episodes_per_task
-    return f" = {tasks} tasks × {each}" if count == tasks * each else f" of {tasks} tasks"
+    named = counted(tasks, "task")
+    return f" = {named} × {each}" if count == tasks * each else f" of {named}"
 
 
 def _length(side: ConfiguredEnv, chunk: int) -> list[list[str]]:

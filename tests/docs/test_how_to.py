@@ -61,7 +61,7 @@ def test_an_env_of_the_user_s_is_checked_and_trained_in(tmp_path: Path) -> None:
     check, train = commands("add_an_env.md")
     assert "check_env(Reach())" in check
     run(check, tmp_path)
-    assert "1 iterations done" in run(train, tmp_path)
+    assert "1 iteration done" in run(train, tmp_path)
     (row,) = rows(tmp_path / "runs" / "reach-small-grpo")
     assert row["rollout/episodes"] > 0
     assert row["rollout/return_mean"] > 0, "reward_mode=dense reads the env's own reward"
@@ -199,12 +199,12 @@ def test_a_loss_of_the_user_s_trains_with_its_option(tmp_path: Path) -> None:
     by_file, by_key, with_term = commands("add_a_loss.md")
     other = by_key.replace("strength=2", "strength=0.01") + " runner.experiment_name=weak"
     for command in (by_file, by_key, other):
-        assert "1 iterations done" in run(command, tmp_path)
+        assert "1 iteration done" in run(command, tmp_path)
     (one,), (two,), (weak,) = (rows(tmp_path / "runs" / name) for name in ("fake-small-spo", "fake-small-grpo", "weak"))
     assert one["train/grad_norm"] > 0
     assert [one[name] for name in LEARNT] == [two[name] for name in LEARNT]
     assert one["train/loss"] != weak["train/loss"], "the option reaches the loss"
-    assert "1 iterations done" in run(with_term, tmp_path)
+    assert "1 iteration done" in run(with_term, tmp_path)
     (near,) = rows(tmp_path / "runs" / "near")
     assert near["train/squared_change"] > 0
 
@@ -228,7 +228,7 @@ def test_a_policy_of_the_user_s_is_checked_and_trained(tmp_path: Path) -> None:
     check, train = commands("add_a_policy.md")
     assert "check_policy(GaussianPolicy()" in check
     run(check, tmp_path)
-    assert "1 iterations done" in run(train, tmp_path)
+    assert "1 iteration done" in run(train, tmp_path)
     (row,) = rows(tmp_path / "runs" / "fake-gaussian-grpo")
     assert row["train/grad_norm"] > 0
     assert row["train/logprob_gap"] < 1e-4

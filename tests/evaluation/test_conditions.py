@@ -123,7 +123,7 @@ def test_an_evaluation_within_training_says_where_it_cut_episodes_off(capsys):
     assert run(*SHORT, "env.eval.episodes_per_task=2", entry="train") == 0
     said = capsys.readouterr().out
     cut = "cut at 6 of 24 control steps, so success is not the benchmark's"
-    assert re.search(f"evaluation +every 1 iterations and at the end: 4 episodes = 2 tasks × 2, each {cut}\n", said)
+    assert re.search(f"evaluation +every iteration and at the end: 4 episodes = 2 tasks × 2, each {cut}\n", said)
     assert (
         "evaluation of runs/run after 1 iterations\n2 episodes of each task, from the first 2 of 4 initial states, "
         "greedy\neach episode cut at 6 of 24 control steps\n" in said

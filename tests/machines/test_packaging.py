@@ -108,7 +108,7 @@ def test_version_is_the_same_everywhere(wheel: Path) -> None:
 def test_train_from_a_folder_with_decoys(environment: Path, project: Path) -> None:
     arguments = ["--config-dir", ROOT / "tests" / "config", "env=fake", "model=fake", "runner.max_epochs=1"]
     out = run([environment, "-m", "embodied.train", *arguments], project)
-    assert "1 iterations done" in out
+    assert "1 iteration done" in out
     assert (project / "runs" / "fake-fake-grpo" / "checkpoints" / "000001" / "meta.json").is_file()
 
 

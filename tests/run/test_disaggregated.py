@@ -166,7 +166,7 @@ def test_a_stop_ends_all_with_a_checkpoint():
         os.kill(process.pid, signal.SIGTERM)
         assert finished(process) != 0
     done = len(rows())
-    assert f"stopped: {done} iterations done" in Path("out").read_text(encoding="utf-8")
+    assert f"stopped: {done} iteration" in Path("out").read_text(encoding="utf-8")
     together(*SLOW, f"runner.max_epochs={done + 1}", name="run")
     together(*SLOW, f"runner.max_epochs={done + 1}", name="whole")
     same("run", "whole")

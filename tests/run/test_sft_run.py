@@ -256,6 +256,6 @@ def test_sigterm_leaves_a_checkpoint_from_which_the_same_command_goes_on():
         out, error = process.communicate(timeout=60)
     assert process.returncode == 143
     assert re.fullmatch(r"SIGTERM: stopping within 20 s, .*\n", error)
-    done = int(re.search(r"(\d+) iterations done", out).group(1))
+    done = int(re.search(r"(\d+) iterations? done", out).group(1))
     assert run(*options, f"runner.max_epochs={done + 1}") == 0
     assert [row["step"] for row in rows()] == list(range(1, done + 2))

@@ -201,7 +201,7 @@ def test_an_update_that_is_cut_short_leaves_what_it_began_with_and_what_acts(mon
         before(patch, Trainer, "update", stop)
         assert run(large) == 143
     assert after == [[]], "the update ended with the pass in progress"
-    assert "stopped: 1 iterations done" in capfd.readouterr().out
+    assert "stopped: 1 iteration done" in capfd.readouterr().out
     Path("hurry").touch()
     assert run(large) == run(large, name="whole") == 0
     assert lasting(rows()) == lasting(rows("whole"))

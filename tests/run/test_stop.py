@@ -219,7 +219,7 @@ def test_a_long_update_ends_with_the_pass_in_progress_and_no_earlier_iteration_i
     assert after == []
     said = capfd.readouterr()
     assert said.err.startswith("SIGTERM: stopping within 0.4 s")
-    assert "stopped: 1 iterations done. The same command goes on from here." in said.out
+    assert "stopped: 1 iteration done. The same command goes on from here." in said.out
     assert last("run") == "000001", "though save_interval is -1"
     assert [row["step"] for row in rows("run")] == [1]
     assert train.main(large()) == 0
@@ -230,7 +230,7 @@ def test_an_update_that_is_soon_done_is_finished(monkeypatch, capfd):
     after = send_at(monkeypatch, Slow, "evaluate", 1)
     assert train.main(command(RL)) == 143
     assert len(after) > 1
-    assert "stopped: 1 iterations done" in capfd.readouterr().out
+    assert "stopped: 1 iteration done" in capfd.readouterr().out
     assert last("run") == "000001"
 
 

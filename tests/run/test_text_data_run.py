@@ -192,7 +192,7 @@ def test_robots_have_no_data_sets_of_hugging_face(capsys):
 def test_an_evaluation_alone_reads_its_problems(capsys):
     own = ("data.train_data_paths=[]", "runner.only_eval=true", "runner.experiment_name=eval")
     assert train.main([*RUN, *own, *FOLDERS]) == 0
-    assert "6 = 1 tasks × 6" in capsys.readouterr().out
+    assert "6 = 1 task × 6" in capsys.readouterr().out
 
 
 def test_demonstrations_of_a_data_set_of_the_user():

@@ -148,7 +148,7 @@ def test_a_hard_limit_that_is_too_low_is_refused_with_both_numbers(tmp_path, ent
 def test_a_soft_limit_that_is_too_low_is_raised(tmp_path):
     done = start(40, "soft", tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "1 iterations done" in done.stdout
+    assert "1 iteration done" in done.stdout
 
 
 def test_fewer_workers_are_the_fix_where_some_would_fit():

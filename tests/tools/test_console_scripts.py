@@ -93,10 +93,10 @@ def run(command: str, folder: Path, **variables: str) -> subprocess.CompletedPro
     ("command", "said"),
     [
         (f"embodied train --config-dir my {TRAIN} runner.dry_run=true", "state float32[2]"),
-        (f"embodied train --config-dir my {TRAIN}", "1 iterations done"),
+        (f"embodied train --config-dir my {TRAIN}", "1 iteration done"),
         pytest.param(
             f"embodied-train --config-dir my {TRAIN} env.start_method=forkserver",
-            "1 iterations done",
+            "1 iteration done",
             marks=pytest.mark.slow,
         ),
         (f"embodied eval --config-dir my {EVAL}", "success"),

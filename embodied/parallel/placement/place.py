@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from embodied.errors import ConfigError
 from embodied.lib.spans import as_spans
+from embodied.lib.words import counted
 from embodied.parallel.placement.table import Node, NodeSoftware, PlacementTable, Rank, Role, SimulatorHost, by_name
 
 if TYPE_CHECKING:  # the keys take tenths of a second, and the table is read before them
@@ -150,7 +151,7 @@ class _Site:
         for number in ranks.numbers or ():
             if number >= len(nodes):
                 raise ConfigError(
-                    f"{what} {number}, and {_count(len(nodes), 'node')} {_are(len(nodes))} there: "
+                    f"{what} {number}, and {counted(len(nodes), 'node')} {_are(len(nodes))} there: "
                     f"{_numbered_names(nodes)}",
                     f"name nodes of {_to(len(nodes))}; cluster.num_nodes says how many there are",
                 )
@@ -213,7 +214,7 @@ class _Site:
         if beyond:
             last = devices[-1][0]
             raise ConfigError(
-                f"{PLACEMENT} gives {place.said}, and {_count(len(devices), 'device')} "
+                f"{PLACEMENT} gives {place.said}, and {counted(len(devices), 'device')} "
                 f"{_are(len(devices))} there, the last on {last}: {as_spans(beyond, 3)} {_are(len(beyond))} not",
                 f"name devices of {_to(len(devices))}, or raise cluster.num_nodes or cluster.num_gpus_per_node",
             )
@@ -293,10 +294,6 @@ def _merged(before: NodeSoftware | None, env: NodeEnv, label: str, node: str) ->
                 "give it one",
             )
     return NodeSoftware(env.python or before.python, {**before.variables, **env.variables})
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _are(number: int) -> str:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from embodied import schema
 from embodied.errors import ConfigError
+from embodied.lib.words import counted
 from embodied.parallel import teams
 from embodied.parallel.group import Group
 from embodied.parallel.placement.launcher import NUMBER, start_command
@@ -162,16 +163,16 @@ def _check_cluster(cluster: schema.ClusterConfig, processes: Group) -> None:
     asked = processes.launcher == "torchrun"  # the others start what is asked for
     each = None if cluster.component_placement is not None else cluster.num_gpus_per_node  # else some may be idle
     for key, wanted, there, what in (
-        ("num_nodes", cluster.num_nodes, machines, "machines"),
-        ("num_gpus_per_node", each, here, "processes on each machine"),
+        ("num_nodes", cluster.num_nodes, machines, ("machine", "machines")),
+        ("num_gpus_per_node", each, here, ("process on each machine", "processes on each machine")),
     ):
         if asked and wanted not in (None, there):
             command = start_command("torchrun", cluster.num_nodes or machines, cluster.num_gpus_per_node or here)
             raise ConfigError(
-                f"cluster.{key} is {wanted}, and the run has {there} {what}",
+                f"cluster.{key} is {wanted}, and the run has {counted(there, *what)}",
                 f"start it with {command}, or leave cluster.{key} out"
                 if cluster.component_placement is None
-                else f"leave cluster.{key} out, or give actor and rollout devices of {wanted} {what} in "
+                else f"leave cluster.{key} out, or give actor and rollout devices of {counted(wanted, *what)} in "
                 "cluster.component_placement",
             )
 

@@ -298,7 +298,7 @@ def start(
         sys_path=module_folders(config.python, sys.path, (sys.prefix, sys.base_prefix)),
         cores=_cores(config, index) if config.pin else (),
         expert=config.expert, guarded=guardian is not None,
-        declared=config.declared and config.declared.digest,
+        declared=None if config.declared is None else config.declared.digest,
     )  # fmt: skip
     with suppress(OSError):  # it is dead already; its pidfd says so
         send(ours, setup)

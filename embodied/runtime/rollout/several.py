@@ -109,9 +109,9 @@ class Several:
         """Counts a worker's failure while it was busy with ``episode``, which waits again."""
         return self._waiting(episode).in_vain(episode)
 
-    def give_up(self, episode: Episode, why: str) -> None:
+    def give_up(self, episode: Episode, why: str) -> list[EpisodeResult]:
         """Gives up a waiting episode: it could not be run."""
-        self._waiting(episode).give_up(episode, why)
+        return self._waiting(episode).give_up(episode, why)
 
     def _of(self, slot: int) -> Episodes:
         return next(plan for plan in self.plans if slot in plan.running)

@@ -72,7 +72,8 @@ class OtherEnv(Exception):
 
 def _differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[str]:
     for name in dict.fromkeys((*here, *there)):
-        ours, theirs = here.get(name), there.get(name)
+        ours: Any = here.get(name)
+        theirs: Any = there.get(name)
         if ours == theirs:
             continue
         if name in ("tasks", "num_init_states") and len(ours) == len(theirs):

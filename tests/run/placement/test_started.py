@@ -129,7 +129,7 @@ def test_what_sets_the_number_of_processes_is_named(launcher, place, number):
 def test_more_machines_than_a_placement_uses_are_not_to_be_started():
     place = "cluster.component_placement={actor: 0-1, rollout: 0-1}"
     keys = (place, "cluster.num_nodes=2", "cluster.num_gpus_per_node=4")
-    with pytest.raises(ConfigError, match=r"cluster\.num_nodes is 2, and the run has 1 machines") as refused:
+    with pytest.raises(ConfigError, match=r"cluster\.num_nodes is 2, and the run has 1 machine\n") as refused:
         shares.check(config(*keys), Group(0, 2, 0, 2))
     assert refused.value.remedy.startswith("leave cluster.num_nodes out, or give actor and rollout devices of 2")
 
