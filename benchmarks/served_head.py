@@ -41,7 +41,7 @@ from quickstart import (
 EPISODES = {"head": 32, "grpo": 128, "noise": 32}  # of an iteration
 EXPERIMENTS = {"head": "quickstart_head", "grpo": "quickstart_grpo", "noise": "quickstart_flow_head"}
 BEFORE = {"head": "before", "grpo": "before", "noise": "flow-before"}  # evaluation of the clone
-LINES, MARKERS = {"head": "-", "grpo": "--", "noise": ":"}, {"head": "o", "grpo": "s", "noise": "^"}
+COLORS, MARKERS = {"head": "C0", "grpo": "C1", "noise": "C2"}, {"head": "o", "grpo": "s", "noise": "^"}
 ITERATIONS = 24  # of GRPO: three times the episodes after which the heads are compared with it
 WRITTEN = BEGIN.replace("quickstart", "served_head")
 
@@ -144,16 +144,16 @@ def draw(found: dict[str, Any], path: Path) -> None:
     figure, panel = pyplot.subplots(figsize=(7, 3.4))
     for name, run in found["runs"].items():
         part, seed = name.split()
-        color, before = f"C{int(seed) - 1}", found["clones"][BEFORE[part]]["success_rate"]
+        color, before = COLORS[part], found["clones"][BEFORE[part]]["success_rate"]
         counts = [EPISODES[part] * (place + 1) for place in range(len(run["sampled"]))]
-        panel.plot(counts, run["sampled"], color=color, alpha=0.3, linewidth=1, linestyle=LINES[part])
+        panel.plot(counts, run["sampled"], color=color, alpha=0.15, linewidth=1)
         greedy = {0: before, **{int(count): rate for count, rate in run["greedy"].items()}}
-        panel.plot([*greedy], [*greedy.values()], color=color, marker=MARKERS[part], markersize=4, label=name,
-                   linestyle=LINES[part])  # fmt: skip
+        label = part if seed == str(SEEDS[0]) else None
+        panel.plot([*greedy], [*greedy.values()], color=color, marker=MARKERS[part], markersize=4, label=label)
     panel.axhline(0.85, color="grey", linewidth=0.8, linestyle=":")
     panel.set(xlabel="episodes", ylabel="success rate", ylim=(0, 1.02))
     panel.grid(alpha=0.2)
-    panel.legend(loc="lower right", frameon=False, ncols=3, fontsize=8)
+    panel.legend(loc="lower right", frameon=False, ncols=3)
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 
