@@ -74,7 +74,10 @@ def in_package(word: str) -> Path:
     if places:
         return Path(places[0]) / folder
     if top != package and _places_of(top):
-        raise AssetsMissingError(f"'{top}' is installed and has no '{package}'", f"correct {word}, or name a folder")
+        raise AssetsMissingError(
+            f"there is no package '{package}': '{top}' is installed and has none of that name",
+            f"correct {word}, or name a folder",
+        )
     raise AssetsMissingError(
         f"the Python package '{package}' of {word} is not installed",
         f"pip install {top.replace('_', '-')}, or name a folder in place of {word}",
