@@ -161,7 +161,7 @@ def test_a_bar_counts_what_can_rise(limit, said, tmp_path):
     bar, seen = Phase("rollout", 3), []
     advance = made.counting(bar, SimpleNamespace(sampling=SimpleNamespace(do_sample=True), max_steps=limit))
     for success in (False, False, True):
-        advance(SimpleNamespace(success=success, episode_return=1.0), {})
+        advance(SimpleNamespace(success=success, episode_return=1.0, not_run=""), {})
         seen.append(bar.facts)
     assert seen == said
     assert bar.done == 3
