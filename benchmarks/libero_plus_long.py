@@ -13,6 +13,7 @@ third.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import subprocess
@@ -28,6 +29,7 @@ from _measure import cpu_seconds, descendants, judge, machine, read_proc, save
 
 POLICY = "package:embodied.models.openvla_oft/policies/libero_object"
 CAMERAS = "[agentview,robot0_eye_in_hand]"
+OWN_SCENES = ("light", "background", "layout")
 
 
 def main() -> None:
@@ -40,8 +42,10 @@ def main() -> None:
         for stop_at in [*args.stop_at, None]:
             runs.append(_watched(command, run, stop_at, args.every, curve, Path(folder) / "log"))
         log = (Path(folder) / "log").read_text(encoding="utf-8", errors="replace")
-    _check(runs, log)
-    found = _summed_up(args, curve, runs)
+        _check(runs, log)
+        result = json.loads((run / "eval" / "000000.json").read_text(encoding="utf-8"))
+    kinds = [result["task_kinds"][episode["start"]["task_id"]] for episode in result["episodes"]]
+    found = _summed_up(args, curve, runs, sum(kind not in OWN_SCENES for kind in kinds))
     kept = judge(found, {"rise": ("<=", args.most_rise)})
     asked = {name: value for name, value in vars(args).items() if name != "evaluation"}
     whole = {"arguments": asked, "machine": facts, **found, "flat": kept["rise"], "runs": runs, "curve": curve}
@@ -124,16 +128,19 @@ def _check(runs: Sequence[dict[str, Any]], log: str) -> None:
         sys.exit(f"the evaluation ended with {runs}:\n{log[-3000:]}")
 
 
-def _summed_up(args: argparse.Namespace, curve: Sequence[dict[str, float]], runs: Sequence[dict[str, Any]]) -> Any:
-    """Compares mean memory of the third and of the last quarter of the last start's time. Tasks that share scenes come
-    first, so both quarters are of tasks with scenes of their own, after the worker's places for scenes are full."""
+def _summed_up(
+    args: argparse.Namespace, curve: Sequence[dict[str, float]], runs: Sequence[dict[str, Any]], sharing: int
+) -> Any:
+    """Compares mean memory of the third and of the last quarter of the last start's time. The ``sharing`` tasks that
+    share scenes come first, so both quarters are of tasks with scenes of their own, after the worker's places are
+    full."""
     last = [point for point in curve if point["tasks"] > (runs[-2]["stopped_at"] if len(runs) > 1 else 0)]
     begin, end = curve[-1]["seconds"] - runs[-1]["seconds"], curve[-1]["seconds"]
     share = {point["seconds"]: (point["seconds"] - begin) / (end - begin) for point in last}
     third, fourth = (
         [point["pss_mb"] for point in last if low <= share[point["seconds"]] <= low + 0.25] for low in (0.5, 0.75)
     )
-    shared = [point["pss_mb"] for point in last if share[point["seconds"]] < 0.35]
+    shared = [point["pss_mb"] for point in last if point["tasks"] < sharing]
     seconds = sum(one["seconds"] for one in runs)
     return {
         "tasks_s": args.tasks / seconds, "seconds": seconds, "shared_scenes_pss_mb": fmean(shared),

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving_rig import export, listening
+from serving_rig import ENV, export, listening, serving
 
 from embodied import train
 from embodied.runtime.policy.later import Later
+from embodied.testing import FakePolicy
 
 CONFIG = str(Path(__file__).parents[1] / "config")
 EVALUATION = (
@@ -62,6 +63,26 @@ def test_an_evaluation_over_the_wire_is_that_of_the_policy_itself(tmp_path: Path
     assert 0 < sum(episode["success"] for episode in here["episodes"]) < len(here["episodes"])
     assert there["conditions"]["weights"].startswith(f"server {url}, fingerprint ")
     assert f"evaluation of server {url}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("model", "key"),
+    [
+        (("model=served",), "actor.model.url"),
+        (("model=head_residual", "actor.model.hidden=8"), "actor.model.base.url"),  # one that has learnt nothing
+    ],
+    ids=["served", "head"],
+)
+def test_an_evaluation_of_another_server_does_not_replace_it(model: tuple[str, ...], key: str, capsys: Any):
+    one, other = FakePolicy(seed=3), FakePolicy(seed=4)
+    for policy in (one, other):
+        policy.bind(ENV)
+    with serving(one) as here, serving(other) as there:
+        assert evaluate("same", *model, f"{key}=ws://{here.address}") == 0
+        before = results("same")
+        assert evaluate("same", *model, f"{key}=ws://{there.address}") == 2
+    assert f"{key}: 'ws://{here.address}' there" in capsys.readouterr().err
+    assert results("same") == before
 
 
 def test_training_it_is_refused_with_the_way_out(capsys: Any):

@@ -39,12 +39,14 @@ MAY_CHANGE = (
     "reward.model.trust_remote_code", "reward.model.strategy", "reward.model.wrap_policy",
     "actor.tokenizer.padding_side", "actor.model.padding_side",
     "actor.calculate_flops", "algorithm.calculate_noise_scale", "algorithm.replay.path",
-    # of the server of a policy, whose answers are compared with those of before
     *(f"actor.model.{of}{key}" for of in ("", "base.") for key in (
-        "url", "connections", "timeout_s", "connect_s", "reconnect_s", "token_file", "ca_file",
+        "connections", "timeout_s", "connect_s", "reconnect_s", "token_file", "ca_file",
     )),
 )  # fmt: skip
 """Keys whose values a resumed run may change: they change no number of the training."""
+
+MAY_MOVE = ("actor.model.base.url",)
+"""Where a policy is that a checkpoint knows by its answers. Without one, another address may be another policy."""
 
 FIRST, LOGS = "first", "logs"
 """Folders in it of the run that came first (``runner.first``), and of what its processes print."""
@@ -184,7 +186,9 @@ def _check_same(path: Path, resolved: Mapping[str, Any]) -> Mapping[str, Any] | 
         ) from error
     if "protocol" in resolved:  # a folder of demonstrations says of it what concerns them
         before.setdefault("protocol", defaults(ProtocolConfig))  # runs of before there were protocols
-    differ = [d for d in differences(before, resolved) if not d[0].startswith(MAY_CHANGE)]
+    known = resolved.get("runner", {}).get("ckpt_path") or any(path.glob("checkpoints/[0-9]*"))
+    may_change = (*MAY_CHANGE, *MAY_MOVE) if known else MAY_CHANGE
+    differ = [d for d in differences(before, resolved) if not d[0].startswith(may_change)]
     differ = [(key, old, new) for key, old, new in differ if old != _ABSENT or new != _default(resolved, key)]
     if differ:
         lines = "\n".join(f"  {key}: {old!r} there, {new!r} now" for key, old, new in differ[:12])

@@ -229,7 +229,8 @@ class Reporter:
         drawn, can_succeed = actions(job.sampling.do_sample), not replace(self._reach, limit=job.max_steps).out
 
         def advance(result: EpisodeResult, beside: Mapping[str, str]) -> None:
-            done.extend([] if result.not_run else [result])
+            if not result.not_run:
+                done.append(result)
             facts: dict[str, str | float] = {"return": fmean(one.episode_return for one in done)} if done else {}
             if can_succeed or any(one.success for one in done):
                 facts = {"success": f"{sum(one.success for one in done)}/{len(done)} {drawn}"}
