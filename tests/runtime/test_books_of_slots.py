@@ -283,6 +283,26 @@ def test_what_was_run_and_cannot_be_run_any_longer_is_the_ports_to_judge(store):
     assert (len(found), found[0]) == (1 + GIVEN_UP_IN_A_ROW, (1, ""))
 
 
+def test_one_that_had_begun_elsewhere_waits_for_what_is_run_once_more(store):
+    """Two workers were at broken tasks at once: the second failure says as little as the ones before."""
+    run, port, _ = running(store, [0] * 12, slots=2, gives_up_after=1)
+    end(run, slot=1)
+    begun = run.episodes.running[1].episode
+    for _ in range(GIVEN_UP_IN_A_ROW):
+        lose(run, port)
+    lose(run, port, slot=1)
+    assert (port.blamed, len(run.episodes.results)) == ([], 1 + GIVEN_UP_IN_A_ROW)
+    assert (port.forgiven[-1], run.episodes.pending[0]) == (1, begun)
+    ((slot, alone),) = run.episodes.running.items()
+    assert alone.episode.episode_id == 1, "what was run is run once more, alone"
+    end(run, slot)
+    (slot,) = (number for number, one in run.episodes.running.items() if one.episode is begun)
+    lose(run, port, slot)
+    assert run.episodes.results[-1].episode is begun
+    assert run.episodes.results[-1].not_run
+    assert port.blamed == []
+
+
 # -- values of final observations ------------------------------------------------------------------------------------
 
 

@@ -266,6 +266,12 @@ class Episodes:
         self.giving_up.lost(running.episode)
         return running.episode
 
+    def put_off(self, episode: Episode) -> None:
+        """Lets a waiting episode wait behind the one that is run once more."""
+        others = [one for one in self.pending if one is not episode]
+        first = 0 if not others or self.giving_up.counts(others[0]) else 1
+        self.pending[:] = [*others[:first], episode, *others[first:]]
+
     def give_up(self, episode: Episode, why: str) -> list[EpisodeResult]:
         """Gives up a waiting episode: it could not be run. Returns its result; none of one that was run before."""
         self.pending.remove(episode)

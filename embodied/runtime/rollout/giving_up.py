@@ -3,6 +3,7 @@
     given up three times in a row ─▶ one that was run is run once more, alone ─┬─▶ it ends: the others go on
                                                                                └─▶ it fails: the port judges
 
+Episodes that had begun in other workers and fail meanwhile wait for it, and then are tried again.
 So what is given up depends neither on the order of the episodes nor on which worker is left alone with them.
 """
 
@@ -36,6 +37,11 @@ class GivingUp:
     def counts(self, episode: Episode) -> bool:
         """Returns whether a result of an episode is one of the plan: not of one that is run once more."""
         return not any(episode is one for one in self._witnesses)
+
+    def judged_later(self, episode: Episode) -> bool:
+        """Whether an episode that ended its worker waits for what the one shows that is run once more: it had begun
+        before, in another worker."""
+        return not self.allowed and bool(self._witnesses) and self.counts(episode)
 
     def lost(self, episode: Episode) -> None:
         """Notes an episode that was lost with its worker."""

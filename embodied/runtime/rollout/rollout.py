@@ -296,6 +296,10 @@ class Run:
     def _blame(self, lost: Lost, episode: Episode) -> list[EpisodeResult]:
         """Counts a failure against the episode that its worker was busy with. If the job says so it is given up, and
         returned."""
+        if self.episodes.giving_up.judged_later(episode):
+            self.episodes.put_off(episode)
+            self._envs.forgive(lost.slot)
+            return []
         count, most = self.episodes.in_vain(episode), lost.tries(self.episodes.job.gives_up_after)
         if most is None or lost.suspects > 1 or count < most or not self.episodes.giving_up.allowed:
             self._envs.blame(lost, episode.episode_id, count)

@@ -109,6 +109,10 @@ class Several:
         """Counts a worker's failure while it was busy with ``episode``, which waits again."""
         return self._waiting(episode).in_vain(episode)
 
+    def put_off(self, episode: Episode) -> None:
+        """Lets a waiting episode wait behind the one that is run once more."""
+        self._waiting(episode).put_off(episode)
+
     def give_up(self, episode: Episode, why: str) -> list[EpisodeResult]:
         """Gives up a waiting episode: it could not be run."""
         return self._waiting(episode).give_up(episode, why)
