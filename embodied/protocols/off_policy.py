@@ -46,11 +46,19 @@ class ActorCritic(Protocol):
         these alone. Called after ``bind``."""
         ...
 
+    def prepare(self, records: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Computes what every reader of records computes first and no weight changes, such as averaged pictures.
+
+        An update calls it once, and gives the result to :meth:`propose` and :meth:`judge`, which read records that
+        were not prepared, too, and compute the same of them.
+        """
+        ...
+
     def propose(self, records: Mapping[str, Tensor], noise: Tensor) -> tuple[Tensor, Tensor]:
         """Draws chunks of the present actor, differentiable in its parameters and in no other.
 
         Args:
-            records: the fields :meth:`reads`, each [B, …].
+            records: the fields :meth:`reads`, each [B, …], prepared or not.
             noise: of mean 0 and variance 1, float32 [B, D].
 
         Returns:

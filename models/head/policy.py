@@ -264,6 +264,11 @@ class HeadPolicy(nn.Module):
         """E, the number of critics."""
         return self._ensemble[0]
 
+    def prepare(self, records: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """See :meth:`embodied.protocols.ActorCritic.prepare`."""
+        encoder = self.critic.pictures
+        return records if encoder is None else {**records, "images": encoder.averaged(records["images"])}
+
     def propose(self, records: Mapping[str, Tensor], noise: Tensor) -> tuple[Tensor, Tensor]:
         """See :meth:`embodied.protocols.ActorCritic.propose`."""
         mean, log_std = self.actor(self._read(records, self.critic))
@@ -285,12 +290,8 @@ class HeadPolicy(nn.Module):
         return {name: parameter.detach() for name, parameter in self.target.named_parameters()}
 
     def _read(self, records: Mapping[str, Tensor], judges: Judges, learning: bool = False) -> Tensor:
-        """Joins what actor and critics read: float32 [B, S].
-
-        Args:
-            judges: whose encoder reads pictures.
-            learning: the encoder gets a gradient.
-        """
+        """Joins what is read: float32 [B, S]. Args: ``judges``: whose encoder reads pictures, with ``learning`` also to
+        get a gradient."""
         parts = []
         if "state" in self._reads:
             state = records["state"].float()

@@ -104,7 +104,7 @@ def test_soft_actor_critic_goes_on_from_the_last_observation_at_the_env_s_own_li
     first = 0
     for result in results:
         index = np.array([first + len(result.rows) - 1])
-        one = transitions_at(made.memory, index, rig.policy.reads(), 1, GAMMA, CPU)
+        one = transitions_at(made.memory, index, rig.policy, 1, GAMMA, CPU)
         target = loss(one, draws, 1.0, False)[1][3].item()
         steps = result.num_steps - CHUNK
         expected = sum(GAMMA**step for step in range(steps))

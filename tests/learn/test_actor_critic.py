@@ -38,9 +38,19 @@ def remembered(folder, capacity=10, whole_bytes=1 << 30):
     return memory
 
 
+class Reads:
+    """What transitions ask of a policy."""
+
+    def reads(self):
+        return ["state"]
+
+    def prepare(self, records):
+        return records
+
+
 def made(folder, n_step):
     memory = remembered(folder)
-    return memory, transitions_at(memory, memory.transitions, ["state"], n_step, 0.5, CPU)
+    return memory, transitions_at(memory, memory.transitions, Reads(), n_step, 0.5, CPU)
 
 
 def test_transitions_of_one_chunk(tmp_path):

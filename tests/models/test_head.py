@@ -13,7 +13,7 @@ from embodied.models.head.network import Pictures
 from embodied.errors import ConfigError, SpecMismatchError
 from embodied.protocols import CHUNK, ActorCritic
 from embodied.testing import FakeEnv, check_policy
-from embodied.types import ContinuousAction, DiscreteAction, Sampling
+from embodied.types import ArraySpec, ContinuousAction, DiscreteAction, Sampling
 
 SPEC = FakeEnv(pictures=False).spec
 
@@ -142,3 +142,24 @@ def test_pictures_are_averaged_before_they_are_read():
     assert not torch.allclose(whole(plain), whole(striped), atol=1e-5)
     assert small.out.in_features == 32 * 4 * 4, "four pixels of a side are left"
     assert len(whole.body) == 8
+
+
+@pytest.mark.parametrize("cameras", [1, 2])
+@pytest.mark.parametrize("side", [16, None])
+def test_prepared_pictures_are_judged_as_those_that_are_not(cameras, side):
+    shape = (cameras, 64, 32, 3)
+    spec = FakeEnv(pictures=True).spec
+    policy = bound(
+        replace(spec, obs={**spec.obs, "images": ArraySpec(shape, "uint8")}), pictures=True, picture_side=side
+    )
+    obs, chunks = records(policy, spec)
+    obs["images"] = torch.randint(0, 256, (5, *shape), dtype=torch.uint8)
+    prepared, noise = policy.prepare(obs), torch.randn(5, policy.head.chunk_size)
+    by_hand = obs["images"].permute(0, 1, 4, 2, 3).flatten(1, 2).float() / 255 - 0.5
+    if side is not None:
+        by_hand = torch.nn.functional.adaptive_avg_pool2d(by_hand, (side, side))
+    assert torch.equal(prepared["images"], by_hand)
+    assert prepared["images"].is_contiguous() == by_hand.is_contiguous(), "a convolution's last bits hang on it"
+    for critics in ("learning", "target"):
+        assert torch.equal(policy.judge(prepared, chunks, critics), policy.judge(obs, chunks, critics))
+    assert torch.equal(policy.propose(prepared, noise)[0], policy.propose(obs, noise)[0])

@@ -264,7 +264,7 @@ class ActorCriticLearner(Stepping):
     def _drawn(self, number: int, share: Share) -> Transitions:
         """Draws this rank's transitions of an update."""
         return transitions_at(
-            self._entries, share.drawn(self.seed, number, self._group.rank), self._critics.reads(),
+            self._entries, share.drawn(self.seed, number, self._group.rank), self._critics,
             self.algorithm.sac.n_step, self.algorithm.gamma, self.device,
         )  # fmt: skip
 

@@ -10,13 +10,13 @@ import torch
 from embodied.algorithms import soft_actor_critic as sac
 from embodied.learn.actor_critic.update import Transitions
 from embodied.learn.replay.demonstrations import Entries
-from embodied.protocols import CHUNK
+from embodied.protocols import CHUNK, ActorCritic
 
 NUMBERS = ("rewards", "num_steps", "terminated")
 
 
 def transitions_at(
-    memory: Entries, index: np.ndarray, reads: Sequence[str], n_step: int, gamma: float, device: torch.device
+    memory: Entries, index: np.ndarray, policy: ActorCritic, n_step: int, gamma: float, device: torch.device
 ) -> Transitions:  # fmt: skip
     """Makes the transitions that begin with the records ``index`` int64 [B].
 
@@ -24,9 +24,10 @@ def transitions_at(
     anything after it; if it was cut off, its last observation is worth what the critics say.
 
     Args:
-        reads: fields that actor and critics read.
+        policy: says which fields are read, and prepares them.
         gamma: discount from one control step to the next.
     """
+    reads = policy.reads()
     first = memory.batch(index, [*reads, CHUNK, *NUMBERS])
     rewards, steps, terminated = [first["rewards"]], [first["num_steps"]], first["terminated"]
     following, last = index + 1, len(memory) - 1
@@ -46,4 +47,5 @@ def transitions_at(
     def moved(arrays: dict[str, np.ndarray], names: Sequence[str]) -> dict[str, torch.Tensor]:
         return {name: torch.from_numpy(arrays[name]).to(device) for name in names}
 
-    return Transitions(moved(first, [*reads, CHUNK]), moved(after, reads), total.to(device), discounts.to(device))
+    before = policy.prepare(moved(first, [*reads, CHUNK]))
+    return Transitions(before, policy.prepare(moved(after, reads)), total.to(device), discounts.to(device))

@@ -23,7 +23,7 @@ def run(
     actor and critics as its loss does."""
     if config.algorithm.learner != "sac" or not isinstance(policy, ActorCritic):
         return policy.evaluate(records, sampling)
-    noise = torch.zeros_like(records[CHUNK])
+    noise, records = torch.zeros_like(records[CHUNK]), policy.prepare(records)
     with torch.no_grad():
         policy.judge(records, policy.propose(records, noise)[0], "target")
     judged = policy.judge(records, records[CHUNK])
