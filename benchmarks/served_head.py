@@ -1,14 +1,15 @@
-"""Heads by soft actor-critic around served clones, and GRPO on the weights of one, after their cameras were moved.
+"""Heads by soft actor-critic around served clones, and GRPO on the weights of the same.
 
     python benchmarks/served_head.py --out /tmp/served               # three seeds of each, then the report
     python benchmarks/served_head.py --out /tmp/served --part grpo   # one of them alone
     python benchmarks/served_head.py --out /tmp/served --report      # the report of what is there
 
-``head`` changes the actions of the quickstart's clone, whose weights ``grpo`` trains; ``noise`` chooses the noise of a
-flow policy. Clones are made by the commands of docs/results/, and served by a process of their own. Each step is a
-command, printed before it runs; a complete one is not run again, one that was interrupted goes on. The report is
-written to docs/results/served.md, served.png and benchmarks/results/; runs that stand there and not in the folder stay,
-if they began with an equal clone.
+``head`` changes the actions of the quickstart's clone after its camera was moved, whose weights ``grpo`` trains;
+``noise`` chooses the noise of a flow policy. ``libero`` and ``libero_grpo`` begin with the policy of LIBERO that comes
+with the package. The other clones are made by the commands of docs/results/. All are served by a process of their own.
+Each step is a command, printed before it runs; a complete one is not run again, one that was interrupted goes on. The
+report is written to docs/results/served.md, served.png, served_libero.png and benchmarks/results/; runs that stand
+there and not in the folder stay, if they began with an equal clone.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +40,39 @@ from quickstart import (
     success,
 )  # fmt: skip
 
-EPISODES = {"head": 32, "grpo": 128, "noise": 32}  # of an iteration
-EXPERIMENTS = {"head": "quickstart_head", "grpo": "quickstart_grpo", "noise": "quickstart_flow_head"}
-BEFORE = {"head": "before", "grpo": "before", "noise": "flow-before"}  # evaluation of the clone
-COLORS, MARKERS = {"head": "C0", "grpo": "C1", "noise": "C2"}, {"head": "o", "grpo": "s", "noise": "^"}
-ITERATIONS = 24  # of GRPO: three times the episodes after which the heads are compared with it
-WRITTEN = BEGIN.replace("quickstart", "served_head")
+
+@dataclass(frozen=True)
+class Part:
+    """A kind of training."""
+
+    experiment: str
+    episodes: int  # of an iteration
+    clone: str  # name of the evaluation of what it begins with
+    color: str
+    marker: str
+    keys: tuple[str, ...] = ()
+
+
+SHIPPED = "package:embodied.models.openvla_oft/policies/libero_object"
+TASK = ("env.train.task_ids=[7]", "env.eval.task_ids=[7]")
+GREEDY = ("env.eval.episodes_per_task=20", "algorithm.val_sampling_params.do_sample=false")  # each held-out state once
+PARTS = {
+    "head": Part("quickstart_head", 32, "before", "C0", "o"),
+    "grpo": Part("quickstart_grpo", 128, "before", "C1", "s", ("runner.max_epochs=24", "runner.save_interval=12",
+                 "runner.val_check_interval=4")),
+    "noise": Part("quickstart_flow_head", 32, "flow-before", "C2", "^"),
+    "libero": Part("quickstart_libero_head", 32, "libero-before", "C0", "o"),
+    "libero_grpo": Part("quickstart_libero", 64, "libero-before", "C1", "s", (*TASK, *GREEDY, "runner.max_epochs=24",
+                        "runner.save_interval=12", "runner.val_check_interval=2", "runner.val_before_train=false")),
+}  # fmt: skip
+"""Those with grpo in their names train the weights, for three times the episodes after which the heads are compared."""
+PICTURES = {"served": ("head", "grpo", "noise"), "served_libero": ("libero", "libero_grpo")}
+WRITTEN = {name: BEGIN.replace("quickstart.py", f"served_head.py: {name}") for name in PICTURES}
+CLONES = {"before": "clone", "flow-before": "flow policy's clone", "libero-before": "policy"}
 
 
 @contextmanager
-def serving(checkpoint: Path, out: Path) -> Iterator[str]:
+def serving(checkpoint: Path | str, out: Path) -> Iterator[str]:
     """Serves a checkpoint in a process; its address."""
     words = [sys.executable, "-m", "embodied.tools.serve", str(checkpoint), "--port", "0", "--threads", "1"]
     with subprocess.Popen(words, cwd=out, stdout=subprocess.PIPE, text=True, encoding="utf-8") as process:
@@ -69,12 +94,25 @@ def prepare_flow(steps: Steps) -> Path:
     return checkpoint
 
 
-def learn(steps: Steps, part: str, seed: int, *keys: str) -> None:
-    """Trains a head or the weights, and evaluates them on starts that nobody has seen."""
-    name, experiment = f"{part}-{seed}", f"experiment={EXPERIMENTS[part]}"
-    steps.run(name, "train", experiment, f"runner.seed={seed}", f"runner.experiment_name={name}", *keys)
+def prepare_libero(steps: Steps) -> str:
+    """The policy that comes with the package, evaluated on one task; where it lies."""
+    name = "libero-before"
+    steps.run(name, "eval", SHIPPED, "experiment=quickstart_libero", f"runner.experiment_name={name}", *TASK, *GREEDY)
+    return SHIPPED
+
+
+PREPARE = {"before": prepare, "flow-before": prepare_flow, "libero-before": prepare_libero}
+
+
+def learn(steps: Steps, name: str, seed: int, *keys: str) -> None:
+    """Trains a head or the weights, and evaluates them on starts that nobody has seen, where there are such."""
+    part, name = PARTS[name], f"{name}-{seed}"
+    keys = (f"experiment={part.experiment}", *part.keys, *keys, "runner.logger.report=false")
+    steps.run(name, "train", *keys, f"runner.seed={seed}", f"runner.experiment_name={name}")
+    if part.clone == "libero-before":
+        return  # a task has 50 starts: those that are held out are evaluated in the training
     steps.run(
-        f"{name}-after", "eval", experiment, f"runner.experiment_name={name}-after",
+        f"{name}-after", "eval", f"experiment={part.experiment}", f"runner.experiment_name={name}-after",
         *(key for key in keys if key.startswith("actor.model.base")),
         f"runner.ckpt_path={newest(steps.out / 'runs' / name).relative_to(steps.out)}",
         "env.eval.episodes_per_task=200", f"env.eval.seed={OTHER_STARTS}",
@@ -84,22 +122,23 @@ def learn(steps: Steps, part: str, seed: int, *keys: str) -> None:
 def collect(out: Path) -> dict[str, Any]:
     """What the report shows, of the seeds that are complete."""
     runs = {}
-    for part, seed in ((part, seed) for part in EPISODES for seed in SEEDS):
+    for (part, facts), seed in ((each, seed) for each in PARTS.items() for seed in SEEDS):
         name = f"{part}-{seed}"
-        if not (out / "runs" / f"{name}-after" / "eval").is_dir():
+        last = name if facts.clone == "libero-before" else f"{name}-after"
+        if not (out / f"{last}.json").exists():
             continue
         rows = history(out, name)
         greedy = {
-            EPISODES[part] * (place + 1): row["eval/success_rate"]
+            facts.episodes * (place + 1): row["eval/success_rate"]
             for place, row in enumerate(rows)
             if "eval/success_rate" in row
         }
         runs[f"{part} {seed}"] = {
-            "after": success(out, f"{name}-after"), "minutes": round(rows[-1]["minutes"], 1),
-            "cpu_minutes": round(rows[-1]["time/run_cpu_s"] / 60, 1), "episodes": EPISODES[part] * len(rows),
+            "after": success(out, last), "minutes": round(rows[-1]["minutes"], 1),
+            "cpu_minutes": round(rows[-1]["time/run_cpu_s"] / 60, 1), "episodes": facts.episodes * len(rows),
             "greedy": greedy, "sampled": [row["rollout/success_rate"] for row in rows],
         }  # fmt: skip
-    clones = {name: success(out, name) for name in set(BEFORE.values()) if (out / "runs" / name / "eval").is_dir()}
+    clones = {name: success(out, name) for name in CLONES if (out / "runs" / name / "eval").is_dir()}
     return {"clones": clones, "runs": runs}
 
 
@@ -108,33 +147,43 @@ def with_earlier(found: dict[str, Any], earlier: dict[str, Any]) -> dict[str, An
     clones = {**earlier["clones"], **found["clones"]}
     kept = {
         name: run for name, run in earlier["runs"].items()
-        if earlier["clones"][BEFORE[name.split()[0]]] == clones[BEFORE[name.split()[0]]]
+        if earlier["clones"][clone_of(name)] == clones[clone_of(name)]
     }  # fmt: skip
     runs = {**kept, **found["runs"]}
-    order = [f"{part} {seed}" for part in EPISODES for seed in SEEDS]
+    order = [f"{part} {seed}" for part in PARTS for seed in SEEDS]
     return {"clones": clones, "runs": {name: runs[name] for name in order if name in runs}}
 
 
-def table(found: dict[str, Any]) -> str:
+def clone_of(run: str) -> str:
+    return PARTS[run.split()[0]].clone
+
+
+def of_picture(found: dict[str, Any], picture: str) -> dict[str, Any]:
+    """The runs that a picture and its table show, by name."""
+    return {name: run for name, run in found["runs"].items() if name.split()[0] in PICTURES[picture]}
+
+
+def table(found: dict[str, Any], picture: str) -> str:
     """Markdown: greedy success by episodes, and at the end on other starts."""
-    counts = sorted({int(count) for run in found["runs"].values() for count in run["greedy"]})
+    runs = of_picture(found, picture)
+    counts = sorted({int(count) for run in runs.values() for count in run["greedy"]})
+    last = "other 200 starts" if picture == "served" else "at the end"
     lines = [
-        f"| episodes | {' | '.join(map(str, counts))} | other 200 starts (95 % interval) | wall clock |",
+        f"| episodes | {' | '.join(map(str, counts))} | {last} (95 % interval) | wall clock |",
         "|---" * (len(counts) + 3) + "|",
     ]
     told = set[str]()
-    for name, run in found["runs"].items():
-        if (clone := BEFORE[name.split()[0]]) not in told:
+    for name, run in runs.items():
+        if (clone := clone_of(name)) not in told:
             told.add(clone)
-            what = "clone" if clone == "before" else "flow policy's clone"
-            lines.append(f"| {what}{' |' * (len(counts) + 1)} {percent(found['clones'][clone])} | |")
+            lines.append(f"| {CLONES[clone]}{' |' * (len(counts) + 1)} {percent(found['clones'][clone])} | |")
         greedy = {int(count): rate for count, rate in run["greedy"].items()}  # JSON's keys are text
         cells = [f"{greedy[count]:.0%}" if count in greedy else "" for count in counts]
         lines.append(f"| {name} | {' | '.join(cells)} | {percent(run['after'])} | {run['minutes']:.0f} min |")
     return "\n".join(lines)
 
 
-def draw(found: dict[str, Any], path: Path) -> None:
+def draw(found: dict[str, Any], picture: str) -> None:
     """Success against episodes: thick points are greedy evaluations, thin lines sampled episodes."""
     import matplotlib
 
@@ -142,47 +191,50 @@ def draw(found: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, panel = pyplot.subplots(figsize=(7, 3.4))
-    for name, run in found["runs"].items():
+    for name, run in of_picture(found, picture).items():
         part, seed = name.split()
-        color, before = COLORS[part], found["clones"][BEFORE[part]]["success_rate"]
-        counts = [EPISODES[part] * (place + 1) for place in range(len(run["sampled"]))]
-        panel.plot(counts, run["sampled"], color=color, alpha=0.15, linewidth=1)
+        facts, before = PARTS[part], found["clones"][clone_of(name)]["success_rate"]
+        if any(run["sampled"]):  # episodes that end before they can succeed say nothing
+            counts = [facts.episodes * (place + 1) for place in range(len(run["sampled"]))]
+            panel.plot(counts, run["sampled"], color=facts.color, alpha=0.15, linewidth=1)
         greedy = {0: before, **{int(count): rate for count, rate in run["greedy"].items()}}
         label = part if seed == str(SEEDS[0]) else None
-        panel.plot([*greedy], [*greedy.values()], color=color, marker=MARKERS[part], markersize=4, label=label)
+        panel.plot(
+            [*greedy], [*greedy.values()], color=facts.color, marker=facts.marker, markersize=4, label=label
+        )  # fmt: skip
     panel.axhline(0.85, color="grey", linewidth=0.8, linestyle=":")
     panel.set(xlabel="episodes", ylabel="success rate", ylim=(0, 1.02))
     panel.grid(alpha=0.2)
     panel.legend(loc="lower right", frameon=False, ncols=3)
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    figure.savefig(DOCS / f"{picture}.png", dpi=110)
 
 
 def report(out: Path) -> None:
     facts = {**machine(["torch", "mani_skill"]), "command": "python benchmarks/served_head.py --out FOLDER"}
     kept = Path(__file__).with_name("results") / "served_head.json"
     found = with_earlier(collect(out), json.loads(kept.read_text(encoding="utf-8")))
-    draw(found, DOCS / "served.png")
-    fill(DOCS / "served.md", WRITTEN, table(found))
-    print(table(found), save("served_head", json.loads(json.dumps({**facts, **found}))), sep="\n")
+    for picture in PICTURES:
+        draw(found, picture)
+        fill(DOCS / "served.md", WRITTEN[picture], table(found, picture))
+        print(table(found, picture))
+    print(save("served_head", json.loads(json.dumps({**facts, **found}))))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of data, runs and videos")
-    parser.add_argument("--part", choices=EPISODES, help="this part alone")
+    parser.add_argument("--part", choices=PARTS, help="this part alone")
     parser.add_argument("--report", action="store_true", help="only write the report")
     args = parser.parse_args()
     steps = Steps(args.out.resolve())
-    parts = () if args.report else (args.part,) if args.part else EPISODES
+    parts = () if args.report else (args.part,) if args.part else PARTS
     for part in parts:
-        clone = prepare(steps) if part != "noise" else prepare_flow(steps)
-        if part == "grpo":
+        clone = PREPARE[PARTS[part].clone](steps)
+        if part.endswith("grpo"):
+            begins = "actor.model.model_path" if clone == SHIPPED else "runner.ckpt_path"
             for seed in SEEDS:
-                learn(
-                    steps, part, seed, f"runner.ckpt_path={clone}", f"runner.max_epochs={ITERATIONS}",
-                    "runner.save_interval=12", "runner.val_check_interval=4", "runner.logger.report=false",
-                )  # fmt: skip
+                learn(steps, part, seed, f"{begins}={clone}")
             continue
         with serving(clone, steps.out) as url:
             for seed in SEEDS:

@@ -35,7 +35,7 @@ COMPOSED = {
     "quickstart_sft": "needs demonstrations", "quickstart_libero_sft": "needs demonstrations",
     "quickstart_flow_sft": "needs demonstrations", "quickstart_flow_libero_sft": "needs demonstrations",
     "quickstart_flow_noise": "needs the folder of a clone", "quickstart_head": "needs a server of the clone",
-    "quickstart_flow_head": "needs a server of the clone",
+    "quickstart_flow_head": "needs a server of the clone", "quickstart_libero_head": "needs a server of the policy",
     "libero_smolvla": "needs the folder of a SmolVLA", "quickstart_flow_libero": "needs a run of its sft",
     "quickstart_metaworld_sft": "needs demonstrations", "quickstart_metaworld": "needs the package metaworld",
     "quickstart_metaworld_ppo": "the same",
