@@ -54,21 +54,29 @@ class Part:
 
 
 SHIPPED = "package:embodied.models.openvla_oft/policies/libero_object"
-TASK = ("env.train.task_ids=[7]", "env.eval.task_ids=[7]")
-GREEDY = ("env.eval.episodes_per_task=20", "algorithm.val_sampling_params.do_sample=false")  # each held-out state once
+TASK = ("env.train.task_ids=[7]", "env.eval.task_ids=[7]", "env.eval.episodes_per_task=20")  # each held-out state once
+GREEDY = "algorithm.val_sampling_params.do_sample=false"
+SAMPLED = (
+    "algorithm.val_sampling_params.temperature=0.5"  # at which the weights' policy is best (docs/results/libero.md)
+)
+OFTEN = ("runner.max_epochs=24", "runner.save_interval=12")
 PARTS = {
     "head": Part("quickstart_head", 32, "before", "C0", "o"),
-    "grpo": Part("quickstart_grpo", 128, "before", "C1", "s", ("runner.max_epochs=24", "runner.save_interval=12",
-                 "runner.val_check_interval=4")),
+    "grpo": Part("quickstart_grpo", 128, "before", "C1", "s", (*OFTEN, "runner.val_check_interval=4")),
     "noise": Part("quickstart_flow_head", 32, "flow-before", "C2", "^"),
     "libero": Part("quickstart_libero_head", 32, "libero-before", "C0", "o"),
-    "libero_grpo": Part("quickstart_libero", 64, "libero-before", "C1", "s", (*TASK, *GREEDY, "runner.max_epochs=24",
-                        "runner.save_interval=12", "runner.val_check_interval=2", "runner.val_before_train=false")),
+    "libero_grpo": Part(
+        "quickstart_libero", 64, "libero-sampled", "C1", "s",
+        (*OFTEN, *TASK, SAMPLED, "runner.val_check_interval=2", "runner.val_before_train=false"),
+    ),
 }  # fmt: skip
 """Those with grpo in their names train the weights, for three times the episodes after which the heads are compared."""
 PICTURES = {"served": ("head", "grpo", "noise"), "served_libero": ("libero", "libero_grpo")}
 WRITTEN = {name: BEGIN.replace("quickstart.py", f"served_head.py: {name}") for name in PICTURES}
-CLONES = {"before": "clone", "flow-before": "flow policy's clone", "libero-before": "policy"}
+CLONES = {
+    "before": "clone", "flow-before": "flow policy's clone", "libero-before": "policy, greedy",
+    "libero-sampled": "policy, sampled",
+}  # fmt: skip
 
 
 @contextmanager
@@ -96,12 +104,14 @@ def prepare_flow(steps: Steps) -> Path:
 
 def prepare_libero(steps: Steps) -> str:
     """The policy that comes with the package, evaluated on one task; where it lies."""
-    name = "libero-before"
-    steps.run(name, "eval", SHIPPED, "experiment=quickstart_libero", f"runner.experiment_name={name}", *TASK, *GREEDY)
+    for name, how in (("libero-before", GREEDY), ("libero-sampled", SAMPLED)):
+        steps.run(name, "eval", SHIPPED, "experiment=quickstart_libero", f"runner.experiment_name={name}", *TASK, how)
     return SHIPPED
 
 
-PREPARE = {"before": prepare, "flow-before": prepare_flow, "libero-before": prepare_libero}
+PREPARE = {
+    "before": prepare, "flow-before": prepare_flow, "libero-before": prepare_libero, "libero-sampled": prepare_libero,
+}  # fmt: skip
 
 
 def learn(steps: Steps, name: str, seed: int, *keys: str) -> None:
@@ -109,7 +119,7 @@ def learn(steps: Steps, name: str, seed: int, *keys: str) -> None:
     part, name = PARTS[name], f"{name}-{seed}"
     keys = (f"experiment={part.experiment}", *part.keys, *keys, "runner.logger.report=false")
     steps.run(name, "train", *keys, f"runner.seed={seed}", f"runner.experiment_name={name}")
-    if part.clone == "libero-before":
+    if part.clone.startswith("libero"):
         return  # a task has 50 starts: those that are held out are evaluated in the training
     steps.run(
         f"{name}-after", "eval", f"experiment={part.experiment}", f"runner.experiment_name={name}-after",
@@ -124,7 +134,7 @@ def collect(out: Path) -> dict[str, Any]:
     runs = {}
     for (part, facts), seed in ((each, seed) for each in PARTS.items() for seed in SEEDS):
         name = f"{part}-{seed}"
-        last = name if facts.clone == "libero-before" else f"{name}-after"
+        last = name if facts.clone.startswith("libero") else f"{name}-after"
         if not (out / f"{last}.json").exists():
             continue
         rows = history(out, name)
