@@ -84,7 +84,7 @@ class WorkerHungError(WorkerError):
 
 
 class EnvsDifferError(EmbodiedError):
-    """An env worker has made another env than the launcher: other tasks, files, observations or actions."""
+    """An env is another than that of the launcher or of a checkpoint: other tasks, files, observations or actions."""
 
 
 class EngineError(WorkerError):

@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from embodied.errors import CheckpointError, ConfigError
+from embodied.errors import CheckpointError, ConfigError, EnvsDifferError
 from embodied.instructions import of_rows
 from embodied.learn.origin import Origin
+from embodied.lib.spec_json import to_json
 from embodied.lib.targets import load_target
 from embodied.observe.timing import Sections
 from embodied.protocols import Batched, Env, Examples, Policy
@@ -27,10 +28,12 @@ from embodied.runtime.pool.pool import Deadlines, Pool, PoolConfig
 from embodied.runtime.records import RecordStore
 from embodied.runtime.rollout.rollout import Job, Rollout, Schedule
 from embodied.runtime.slab import Slab, info_fields, runtime_fields
-from embodied.runtime.worker.declared import Declared
+from embodied.runtime.worker.declared import Declared, differences
 from embodied.runtime.worker.reward import ShapedReward
 from embodied.types import EnvSpec, Episode, Sampling
 
+PLANNED = ("obs", "cameras", "action", "tasks", "num_init_states")
+"""What of an env's spec the policy and the plan of the episodes stand on."""
 OF_A_START = 3  # observations: at the start, and after one and two decisions
 DEADLINES = Deadlines(init=120.0, reset=600.0, step=120.0)
 GREEDY = Sampling(do_sample=False)
@@ -98,6 +101,13 @@ def _env_of(origin: Origin) -> Env:
             "resume its run for one iteration, which writes a checkpoint that does",
         )
     env: Env = load_target(origin.simulator.target, "env.train._target_")(**origin.simulator.kwargs)
+    trained, made = ({name: to_json(spec)[name] for name in PLANNED} for spec in (origin.env, env.spec))
+    if lines := [f"  {line}" for line in differences(trained, made, ("the checkpoint", "the env here"))]:
+        raise EnvsDifferError(
+            f"{origin.simulator.target} is another env here than the one that the checkpoint was trained in:\n"
+            + "\n".join(lines),
+            "export it where the env is as it was; the run's starts.jsonl has the versions",
+        )
     return env
 
 

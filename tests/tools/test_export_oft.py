@@ -20,7 +20,7 @@ from saved_policies import ENV, LORA, SMALL, policy_of
 from saved_policies import save as save_checkpoint
 from transformers import PreTrainedTokenizerFast
 
-from embodied.errors import CheckpointError
+from embodied.errors import CheckpointError, EnvsDifferError
 from embodied.export.observations import observe
 from embodied.learn.checkpoint.exported import open_export, read_export, with_files
 from embodied.learn.checkpoint.metadata import read_meta
@@ -288,6 +288,23 @@ def test_an_export_moves_no_robot(checkpoint):
     robot = replace(origin, env=replace(origin.env, retry_safe=False))
     with pytest.raises(Exception, match="an export moves no robot"):
         observe(robot, restore(checkpoint).policy, 2, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"num_tasks": 3}, "tasks: 2 for the checkpoint, 3 for the env here"),
+        ({"num_init_states": 5}, "task 0 has 4 for the checkpoint, 5 for the env here"),
+        ({"cameras": 2}, "cameras: "), ({"size": 8}, "obs: "), ({"action_dim": 3}, "action: "),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_nothing_is_measured_on_another_env_than_the_checkpoints(checkpoint, keys, said):
+    origin = origin_of(checkpoint, read_meta(checkpoint))
+    other = replace(origin, simulator=Simulator("embodied.testing.FakeEnv", {**ENV, **keys}))
+    with pytest.raises(EnvsDifferError) as caught:
+        observe(other, restore(checkpoint).policy, 2, torch.device("cpu"))
+    assert said in caught.value.message
 
 
 @pytest.mark.sim

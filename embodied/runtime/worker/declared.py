@@ -54,7 +54,7 @@ class Declared:
             worker: in words.
             there: what its env declares.
         """
-        lines = "\n".join(f"  {line}" for line in _differences(self.values, there.values))
+        lines = "\n".join(f"  {line}" for line in differences(self.values, there.values))
         return EnvsDifferError(
             f"{worker} on {there.host} has another {env_target} than the launcher on {self.host}:\n{lines}",
             "install the same versions and files of what it simulates for both (python -m embodied.tools.doctor, where "
@@ -70,26 +70,34 @@ class OtherEnv(Exception):
         self.declared = declared
 
 
-def _differences(here: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[str]:
-    for name in dict.fromkeys((*here, *there)):
-        ours: Any = here.get(name)
-        theirs: Any = there.get(name)
-        if ours == theirs:
+def differences(
+    ours: Mapping[str, Any], theirs: Mapping[str, Any], who: tuple[str, str] = ("the launcher", "the worker")
+) -> Iterator[str]:  # fmt: skip
+    """Says what differs between two declarations, a line for each name.
+
+    Args:
+        who: whose they are.
+    """
+    here, there = who
+    for name in dict.fromkeys((*ours, *theirs)):
+        own: Any = ours.get(name)
+        other: Any = theirs.get(name)
+        if own == other:
             continue
-        if name in ("tasks", "num_init_states") and len(ours) == len(theirs):
-            yield _by_task(name, ours, theirs)
+        if name in ("tasks", "num_init_states") and len(own) == len(other):
+            yield _by_task(name, own, other, who)
         elif name in ("tasks", "num_init_states"):
-            yield f"{name}: {len(ours):,} for the launcher, {len(theirs):,} for the worker"
+            yield f"{name}: {len(own):,} for {here}, {len(other):,} for {there}"
         elif name == "files":
-            yield _of_files(ours, theirs)
+            yield _of_files(own, other)
         else:
-            yield f"{name}: {_short(ours)} for the launcher, {_short(theirs)} for the worker"
+            yield f"{name}: {_short(own)} for {here}, {_short(other)} for {there}"
 
 
-def _by_task(name: str, ours: Sequence[Any], theirs: Sequence[Any]) -> str:
+def _by_task(name: str, ours: Sequence[Any], theirs: Sequence[Any], who: tuple[str, str]) -> str:
     others = [number for number, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]]
     said = "; ".join(
-        f"task {n} has {_short(ours[n])} for the launcher, {_short(theirs[n])} for the worker" for n in others[:SHOWN]
+        f"task {n} has {_short(ours[n])} for {who[0]}, {_short(theirs[n])} for {who[1]}" for n in others[:SHOWN]
     )
     return f"{name}: {len(others):,} of {len(ours):,} differ: {said}{'; …' if others[SHOWN:] else ''}"
 
