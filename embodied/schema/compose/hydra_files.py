@@ -83,14 +83,21 @@ def files_in_order(
     Args:
         sources: ``runtime.config_sources`` of hydra, where it has looked.
     """
+    choices = [override for override in overrides if not _sets_a_value(override)]  # to parse the others takes long
     with _hydra():
-        loader = GlobalHydra.instance().config_loader()
-        chosen = loader.compute_defaults_list(config_name, _with_search_path(overrides, config_dirs), RunMode.RUN)
+        wanted = _with_search_path(choices, config_dirs)
+        chosen = read_once.loader().compute_defaults_list(config_name, wanted, RunMode.RUN)
     roots = [root for source in sources if source["provider"] != "hydra" for root in _folders(source)]
     for choice in chosen.defaults:
         files = (root / f"{choice.config_path}.yaml" for root in roots)
         if (file := next((file for file in files if file.is_file()), None)) is not None:
             yield file, choice.package or ""
+
+
+def _sets_a_value(override: str) -> bool:
+    """Whether an override has the name of a key, on which no choice of a file depends."""
+    key = override.lstrip("+~").partition("=")[0]
+    return "." in key and "/" not in key and "@" not in key and not key.startswith("hydra.")
 
 
 def _folders(source: Mapping[str, str]) -> list[Path]:

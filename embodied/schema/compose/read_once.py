@@ -76,16 +76,22 @@ class _ReadOnce(ConfigRepository):
         return found
 
 
+def loader() -> ConfigLoaderImpl:
+    """Returns the loader of the hydra that is set up; from now on it parses a text once."""
+    found = GlobalHydra.instance().config_loader()
+    assert isinstance(found, ConfigLoaderImpl)
+    if not isinstance(found.repository, _ReadOnce):
+        found.repository = _ReadOnce(found.config_search_path)
+    return found
+
+
 def compose(config_name: str, overrides: Sequence[str]) -> DictConfig:
     """Composes as ``hydra.compose`` does with hydra's own section, in the hydra that is set up.
 
     Raises:
         HydraException, OmegaConfBaseException, ValueError: as ``hydra.compose``.
     """
-    loader = GlobalHydra.instance().config_loader()
-    assert isinstance(loader, ConfigLoaderImpl)
-    if not isinstance(loader.repository, _ReadOnce):
-        loader.repository = _ReadOnce(loader.config_search_path)
+    loader()
     try:
         parsed = OverridesParser.create().parse_overrides([*overrides])
         values = [one for one in parsed if _is_value(one)]

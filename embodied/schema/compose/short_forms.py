@@ -8,6 +8,7 @@ decides which keys exist: a key that no YAML file mentions needs no ``+``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -61,6 +62,7 @@ def expand(overrides: Sequence[str], config_name: str, folders: Sequence[str] = 
     return expanded
 
 
+@lru_cache(maxsize=1024)  # each is asked for several times in a command, and hydra's grammar takes long
 def readable(override: str) -> str:
     """Quotes the plain value of a key that hydra's grammar does not read, such as a path with ``~``, é or brackets.
 
