@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from embodied.schema.compose import read_once
 from embodied.schema.compose.compose import compose
-from embodied.schema.compose.hydra_files import compose_files
+from embodied.schema.compose.hydra_files import compose_files, files_in_order
 
 
 @pytest.fixture
@@ -41,6 +41,19 @@ def test_a_file_that_changes_is_read_anew(folder):
         write(file, f"# @package _global_\nrunner: {{seed: {seed}}}\n")
         seeds.append(composed(folder, "experiment=mine")["runner"]["seed"])
     assert seeds == [111, 222, 111, 111]
+
+
+def test_the_files_of_a_trace_are_those_that_the_last_text_chooses(folder):
+    file, found = folder / "experiment" / "mine.yaml", []
+    for name in ("grpo", "rloo", "grpo", "grpo"):
+        write(file, f"# @package _global_\ndefaults:\n  - override /algorithm: {name}\n  - _self_\n")
+        values = ("env.train.seed=3", "++runner.seed=2")
+        trail = compose(["experiment=mine", *values], "train", [str(folder)]).trail
+        order = [*files_in_order(trail.expanded, "train", trail.config_dirs, trail.sources)]
+        assert order == [*files_in_order([*trail.expanded, "env.eval.seed=4"], "train", [str(folder)], trail.sources)]
+        assert (file, "") in order
+        found.append(next(one.stem for one, _ in order if one.parent.name == "algorithm"))
+    assert found == ["grpo", "rloo", "grpo", "grpo"]
 
 
 def test_a_file_with_another_s_text_goes_where_its_own_name_says(folder):

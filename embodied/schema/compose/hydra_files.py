@@ -13,7 +13,6 @@ from hydra import initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
@@ -85,13 +84,12 @@ def files_in_order(
     """
     choices = [override for override in overrides if not _sets_a_value(override)]  # to parse the others takes long
     with _hydra():
-        wanted = _with_search_path(choices, config_dirs)
-        chosen = read_once.loader().compute_defaults_list(config_name, wanted, RunMode.RUN)
+        chosen = read_once.files_of(config_name, _with_search_path(choices, config_dirs))
     roots = [root for source in sources if source["provider"] != "hydra" for root in _folders(source)]
-    for choice in chosen.defaults:
-        files = (root / f"{choice.config_path}.yaml" for root in roots)
+    for path, package in chosen:
+        files = (root / f"{path}.yaml" for root in roots)
         if (file := next((file for file in files if file.is_file()), None)) is not None:
-            yield file, choice.package or ""
+            yield file, package
 
 
 def _sets_a_value(override: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def trace(resolved: Mapping[str, Any], trail: Trail) -> Origins:
     """
     settings = _settings(trail)
     steps = {key: _with_what_was_before(key, step, settings) for key, step in trail.steps.items()}
-    classes = {key.name: key.model.__name__ for key in keys()}
+    classes = _classes()
     quiet = {key for key in trail.left_out if key in classes}
     of: dict[str, Origin] = {}
     for key, value in leaves("", resolved):
@@ -41,6 +42,12 @@ def trace(resolved: Mapping[str, Any], trail: Trail) -> Origins:
         if isinstance(value, list):
             of |= {element: origin for element, origin in settings.items() if element.startswith(f"{key}.")}
     return Origins(of, {key: _left_out(why, settings.get(key)) for key, why in trail.left_out.items()})
+
+
+@cache
+def _classes() -> dict[str, str]:
+    """Returns the class of each key of the schema."""
+    return {key.name: key.model.__name__ for key in keys()}
 
 
 def _with_what_was_before(key: str, step: Origin, settings: Mapping[str, Origin]) -> Origin:

@@ -55,6 +55,7 @@ class _Read:
 
 _parsed: dict[_Key, bytes] = {}
 _merged: dict[tuple[str, tuple[str, ...]], tuple[list[_Read], bytes]] = {}
+_listed: dict[tuple[str, tuple[str, ...]], tuple[list[_Read], list[tuple[str, str]]]] = {}
 _reads: list[_Read] = []  # of the composition that is being made
 
 
@@ -125,11 +126,36 @@ def _of_choices(config_name: str, overrides: Sequence[str]) -> DictConfig:
         return config
     _reads.clear()
     config = hydra_compose(config_name, [*overrides], return_hydra_config=True)
-    if not any("${" in one for one in overrides) and all(read.may_be_kept and read.holds for read in _reads):
+    if _may_be_kept(overrides):
         _merged[name] = ([*_reads], pickle.dumps(config))
         for oldest in [*_merged][:-_MOST]:
             del _merged[oldest]
     return config
+
+
+def files_of(config_name: str, overrides: Sequence[str]) -> list[tuple[str, str]]:
+    """Returns the files that hydra merges, in its order: name in its search path, and section that the keys go to.
+
+    Args:
+        overrides: choices of groups, and hydra's own.
+    """
+    name = (config_name, tuple(overrides))
+    reads, kept = _listed.get(name, ([], []))
+    if reads and all(read.holds for read in reads):
+        return kept
+    _reads.clear()
+    chosen = loader().compute_defaults_list(config_name, [*overrides], RunMode.RUN).defaults
+    files = [(f"{choice.config_path}", choice.package or "") for choice in chosen]
+    if _may_be_kept(overrides):
+        _listed[name] = ([*_reads], files)
+        for oldest in [*_listed][:-_MOST]:
+            del _listed[oldest]
+    return files
+
+
+def _may_be_kept(overrides: Sequence[str]) -> bool:
+    """Whether what was just made of these overrides and of ``_reads`` is the same the next time."""
+    return not any("${" in one for one in overrides) and all(read.may_be_kept and read.holds for read in _reads)
 
 
 def _with_values(config: DictConfig, values: list[Override], parsed: list[Override]) -> DictConfig:
