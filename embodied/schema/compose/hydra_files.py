@@ -11,7 +11,6 @@ from typing import Any
 import yaml
 from hydra import initialize_config_module
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
@@ -19,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from embodied.errors import ConfigError
 from embodied.schema.compose import read_once
 from embodied.schema.compose.of_hydra import SEARCH
-from embodied.schema.compose.short_forms import quoted
+from embodied.schema.compose.short_forms import parsed, quoted
 from embodied.schema.compose.userfiles.given import check_chosen
 from embodied.schema.compose.userfiles.yaml_text import check_folders
 from embodied.schema.keys.groups import wrong_choice
@@ -109,7 +108,7 @@ def search_folders(overrides: Sequence[str]) -> list[str]:
     values: list[Any] = []
     for override in filter(_is_search_path, overrides):
         with suppress(HydraException):
-            value = OverridesParser.create().parse_override(override).value()
+            value = parsed(override).value()
             values += value if isinstance(value, list) else []
     found: list[str] = []
     for path in (value for value in values if isinstance(value, str)):

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from yaml.nodes import MappingNode, Node, ScalarNode
 
 import embodied.config
 from embodied.lib import hidden
 from embodied.schema.compose.hydra_files import files_in_order
 from embodied.schema.compose.origins import Kind, Origin, Origins, Trail
-from embodied.schema.compose.short_forms import expand, readable
+from embodied.schema.compose.short_forms import expand, parsed, readable
 from embodied.schema.keys.groups import GROUPS
 from embodied.schema.keys.paths import leaves
 from embodied.schema.others.key_table import keys
@@ -121,13 +120,13 @@ def _apply(override: str, typed: str, settings: dict[str, Origin]) -> None:
     key = override.lstrip("+~").partition("=")[0]
     if "@" in key or key in GROUPS or key.startswith("hydra."):
         return
-    parsed = OverridesParser.create().parse_override(override)
-    if parsed.is_delete():
+    setting = parsed(override)
+    if setting.is_delete():
         for name in [name for name in settings if name == key or name.startswith(f"{key}.")]:
             del settings[name]
         return
     words = hidden.in_override(typed)
-    for name, value in leaves(key, parsed.value()):
+    for name, value in leaves(key, setting.value()):
         text = value if isinstance(value, str) and "${" in value else None
         _set(name, _with_references("command line", words, name, text), isinstance(value, Mapping), settings)
 

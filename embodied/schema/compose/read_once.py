@@ -19,7 +19,6 @@ from hydra import compose as hydra_compose
 from hydra._internal.config_loader_impl import ConfigLoaderImpl, get_overrides_dirname
 from hydra._internal.config_repository import ConfigRepository
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
@@ -27,6 +26,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from embodied.schema.compose.short_forms import parsed
 from embodied.schema.keys.groups import GROUPS
 
 _Key = tuple[str, str, str, str, bytes]
@@ -94,11 +94,11 @@ def compose(config_name: str, overrides: Sequence[str]) -> DictConfig:
     """
     loader()
     try:
-        parsed = OverridesParser.create().parse_overrides([*overrides])
-        values = [one for one in parsed if _is_value(one)]
-        chosen = [one for one in parsed if not _is_value(one)]
+        read = [parsed(one) for one in overrides]
+        values = [one for one in read if _is_value(one)]
+        chosen = [one for one in read if not _is_value(one)]
         if values and all(map(_is_choice, chosen)):
-            return _with_values(_of_choices(config_name, [one.input_line or "" for one in chosen]), values, parsed)
+            return _with_values(_of_choices(config_name, [one.input_line or "" for one in chosen]), values, read)
     except (HydraException, OmegaConfBaseException, ValueError):
         pass  # said below of the command line as it is
     return _of_choices(config_name, overrides)
@@ -158,11 +158,11 @@ def _may_be_kept(overrides: Sequence[str]) -> bool:
     return not any("${" in one for one in overrides) and all(read.may_be_kept and read.holds for read in _reads)
 
 
-def _with_values(config: DictConfig, values: list[Override], parsed: list[Override]) -> DictConfig:
+def _with_values(config: DictConfig, values: list[Override], read: list[Override]) -> DictConfig:
     """Sets values and names all overrides in hydra's own section, as hydra does after it has merged the files."""
-    ConfigLoaderImpl.validate_sweep_overrides_legal(parsed, run_mode=RunMode.RUN, from_shell=False)
+    ConfigLoaderImpl.validate_sweep_overrides_legal(read, run_mode=RunMode.RUN, from_shell=False)
     ConfigLoaderImpl._apply_overrides_to_config(values, config)
-    of_task = [one for one in parsed if not one.is_hydra_override()]
+    of_task = [one for one in read if not one.is_hydra_override()]
     config.hydra.overrides.task = [one.input_line for one in of_task]
     job = config.hydra.job
     told = job.config.override_dirname

@@ -7,11 +7,13 @@ decides which keys exist: a key that no YAML file mentions needs no ``+``.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from embodied.errors import ConfigError
@@ -62,7 +64,21 @@ def expand(overrides: Sequence[str], config_name: str, folders: Sequence[str] = 
     return expanded
 
 
-@lru_cache(maxsize=1024)  # each is asked for several times in a command, and hydra's grammar takes long
+def parsed(override: str) -> Override:
+    """Parses an override with hydra's grammar; each text once in a process, as that takes a millisecond.
+
+    Raises:
+        HydraException: it is none.
+    """
+    found: Override = pickle.loads(_parsed(override))  # hydra may change what it is given
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _parsed(override: str) -> bytes:
+    return pickle.dumps(OverridesParser.create().parse_override(override))
+
+
 def readable(override: str) -> str:
     """Quotes the plain value of a key that hydra's grammar does not read, such as a path with ``~``, é or brackets.
 
@@ -76,7 +92,7 @@ def readable(override: str) -> str:
     if "." not in key or "@" in key or not value or value[0] in "[{'\"" or any(sign in value for sign in "\\$"):
         return override
     try:
-        several = OverridesParser.create().parse_override(override).is_sweep_override()
+        several = parsed(override).is_sweep_override()
     except HydraException:
         return f"{key}={quoted(value)}"
     if several:
