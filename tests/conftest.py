@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,7 +16,6 @@ from hypothesis import settings
 from rig import Rig, open_rig
 
 from embodied.run.build.policy import reproducible_arithmetic
-from embodied.runtime.pool import process
 from embodied.runtime.pool.fork_server import ForkServer
 
 CONFIG_DIR = Path(__file__).parent / "config"
@@ -59,33 +57,6 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer
     server = ForkServer([("embodied.testing.FakeEnv", {})], tmp_path_factory.mktemp("fork-server"), 60.0)
     yield server
     server.close()
-
-
-@pytest.fixture(scope="session")
-def server_of_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
-    """Forks the workers of ``warm_workers``."""
-    server = ForkServer([("forked_in_place.FakeEnv", {})], tmp_path_factory.mktemp("warm-workers"), 60.0)
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def warm_workers(server_of_runs: ForkServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Env workers that would start as interpreters of their own are forks of one that has imported numpy: for tests of
-    what a run does. How workers start is for real interpreters. None may outlive the test."""
-    fresh = process._spawn
-
-    def start(python: str | None, inherited: tuple[int, ...], output: int, environment: Mapping[str, str]) -> Any:
-        if python is not None:
-            return fresh(python, inherited, output, environment)
-        return server_of_runs.fork(inherited, output, environment)
-
-    monkeypatch.setattr(process, "_spawn", start)
-    yield
-    forks, until = Path(f"/proc/{server_of_runs.pid}/task/{server_of_runs.pid}/children"), time.monotonic() + 20.0
-    while (left := forks.read_text(encoding="utf-8").split()) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert not left, "workers outlive the test"
 
 
 @pytest.fixture

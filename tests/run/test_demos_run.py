@@ -119,7 +119,6 @@ def test_an_attempt_whose_worker_failed_is_redone(capsys, how, said):
     assert Path("redone.logs/worker-00.log").exists()
 
 
-@pytest.mark.usefixtures("fresh_workers")
 def test_forked_workers_record_the_same(capsys):
     assert make("demos.path=spawned", "env.num_workers=2") == 0
     assert make("demos.path=forked", "env.num_workers=2", "env.start_method=forkserver") == 0

@@ -15,7 +15,6 @@ from embodied import train
 from embodied.learn.replay.ring import Replay
 from embodied.types import ArraySpec
 
-pytestmark = pytest.mark.usefixtures("fresh_workers")  # a robot is never forked
 EPISODES, CHUNKS = 2, 8
 BASE = ("model=head_residual", "+actor.model.base._target_=biased_policy.Biased", "actor.model.residual_scale=0.6")
 

@@ -101,7 +101,6 @@ def no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool.Pool, "_start", start)
 
 
-@pytest.mark.usefixtures("fresh_workers")
 def test_a_run_leaves_metrics_configuration_checkpoint_and_no_process(capsys):
     own, before = children(), set(os.listdir("/proc/self/fd"))
     assert run("runner.save_interval=1", "runner.val_check_interval=2", "runner.checkpoint.max_keep=1", TWO) == 0
@@ -359,7 +358,6 @@ def test_a_worker_that_fails_ends_the_run_with_its_traceback(capsys):
     assert "fix: " in error
 
 
-@pytest.mark.usefixtures("fresh_workers")
 @pytest.mark.parametrize(("fault", "start_method"), [("exception", "spawn"), ("kill", "spawn"), ("kill", "forkserver")])
 def test_a_worker_that_fails_once_changes_no_number(capsys, fault, start_method):
     assert run("rollout.trace=true", name="calm") == 0
@@ -745,7 +743,6 @@ def test_what_is_at_its_smallest_is_not_proposed(capsys):
     assert "precision" not in error
 
 
-@pytest.mark.usefixtures("fresh_workers")
 def test_workers_that_rest_during_updates_change_no_number(monkeypatch):
     own, seen = children(), []
     update = Trainer.update
