@@ -70,7 +70,7 @@ PARTS = {
         (*OFTEN, *TASK, SAMPLED, "runner.val_check_interval=2", "runner.val_before_train=false"),
     ),
 }  # fmt: skip
-"""Those with grpo in their names train the weights, for three times the episodes after which the heads are compared."""
+"""Those with grpo in their names train the weights, the others a head."""
 PICTURES = {"served": ("head", "grpo", "noise"), "served_libero": ("libero", "libero_grpo")}
 WRITTEN = {name: BEGIN.replace("quickstart.py", f"served_head.py: {name}") for name in PICTURES}
 CLONES = {
