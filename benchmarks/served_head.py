@@ -6,10 +6,10 @@
 
 ``head`` changes the actions of the quickstart's clone after its camera was moved, whose weights ``grpo`` trains;
 ``noise`` chooses the noise of a flow policy. ``libero`` and ``libero_grpo`` begin with the policy of LIBERO that comes
-with the package. The other clones are made by the commands of docs/results/. All are served by a process of their own.
-Each step is a command, printed before it runs; a complete one is not run again, one that was interrupted goes on. The
-report is written to docs/results/served.md, served.png, served_libero.png and benchmarks/results/; runs that stand
-there and not in the folder stay, if they began with an equal clone.
+with the package. The other clones are made by the commands of docs/results/. What a head stands on is served by a
+process of its own. Each step is a command, printed before it runs; a complete one is not run again, one that was
+interrupted goes on. The report is written to docs/results/served.md, served.png, served_libero.png and
+benchmarks/results/; runs that stand there and not in the folder stay, if they began with an equal clone.
 """
 
 from __future__ import annotations
@@ -51,23 +51,22 @@ class Part:
     color: str
     marker: str
     keys: tuple[str, ...] = ()
+    unseen: bool = True  # evaluated on other starts at the end; a task of LIBERO has 50, and those held out are seen
 
 
 SHIPPED = "package:embodied.models.openvla_oft/policies/libero_object"
 TASK = ("env.train.task_ids=[7]", "env.eval.task_ids=[7]", "env.eval.episodes_per_task=20")  # each held-out state once
 GREEDY = "algorithm.val_sampling_params.do_sample=false"
-SAMPLED = (
-    "algorithm.val_sampling_params.temperature=0.5"  # at which the weights' policy is best (docs/results/libero.md)
-)
+SAMPLED = "algorithm.val_sampling_params.temperature=0.5"  # where a policy of LIBERO is best (docs/results/libero.md)
 OFTEN = ("runner.max_epochs=24", "runner.save_interval=12")
 PARTS = {
     "head": Part("quickstart_head", 32, "before", "C0", "o"),
     "grpo": Part("quickstart_grpo", 128, "before", "C1", "s", (*OFTEN, "runner.val_check_interval=4")),
     "noise": Part("quickstart_flow_head", 32, "flow-before", "C2", "^"),
-    "libero": Part("quickstart_libero_head", 32, "libero-before", "C0", "o"),
+    "libero": Part("quickstart_libero_head", 32, "libero-before", "C0", "o", unseen=False),
     "libero_grpo": Part(
         "quickstart_libero", 64, "libero-sampled", "C1", "s",
-        (*OFTEN, *TASK, SAMPLED, "runner.val_check_interval=2", "runner.val_before_train=false"),
+        (*OFTEN, *TASK, SAMPLED, "runner.val_check_interval=2", "runner.val_before_train=false"), unseen=False,
     ),
 }  # fmt: skip
 """Those with grpo in their names train the weights, the others a head."""
@@ -115,12 +114,12 @@ PREPARE = {
 
 
 def learn(steps: Steps, name: str, seed: int, *keys: str) -> None:
-    """Trains a head or the weights, and evaluates them on starts that nobody has seen, where there are such."""
+    """Trains a head or the weights, and evaluates them on starts that nobody has seen."""
     part, name = PARTS[name], f"{name}-{seed}"
     keys = (f"experiment={part.experiment}", *part.keys, *keys, "runner.logger.report=false")
     steps.run(name, "train", *keys, f"runner.seed={seed}", f"runner.experiment_name={name}")
-    if part.clone.startswith("libero"):
-        return  # a task has 50 starts: those that are held out are evaluated in the training
+    if not part.unseen:
+        return
     steps.run(
         f"{name}-after", "eval", f"experiment={part.experiment}", f"runner.experiment_name={name}-after",
         *(key for key in keys if key.startswith("actor.model.base")),
@@ -134,7 +133,7 @@ def collect(out: Path) -> dict[str, Any]:
     runs = {}
     for (part, facts), seed in ((each, seed) for each in PARTS.items() for seed in SEEDS):
         name = f"{part}-{seed}"
-        last = name if facts.clone.startswith("libero") else f"{name}-after"
+        last = f"{name}-after" if facts.unseen else name
         if not (out / f"{last}.json").exists():
             continue
         rows = history(out, name)

@@ -30,10 +30,7 @@ def seed_all(seed: int) -> None:
     """Seeds every global generator that a user's code may draw from."""
     random.seed(seed)
     np.random.seed(seed)
-    if torch.accelerator.is_available():
-        torch.manual_seed(seed)
-    else:  # for a GPU that may come, that would keep the stack of each call, which takes a thousand times as long
-        torch.default_generator.manual_seed(seed)
+    torch.manual_seed(seed)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -145,8 +145,7 @@ class Origins:
 
     def write(self, run: Path) -> None:
         """Writes the origins into the folder of a run, in place of those of an earlier start."""
-        plain = {"of": {key: vars(origin) for key, origin in self.of.items()}, "left_out": dict(self.left_out)}
-        write_whole(run / FILE, json.dumps(plain, ensure_ascii=False, indent=1) + "\n")
+        write_whole(run / FILE, json.dumps(asdict(self), ensure_ascii=False, indent=1) + "\n")
 
 
 def read(run: Path) -> Origins | None:
