@@ -50,6 +50,9 @@ TASKS = {  # with the iterations that it takes
         "env.train.success='info.reward_dist>-0.015'", "env.train.progress=info.reward_dist",
         "env.train.progress_range=[-0.2,0]", "env.train.progress_features=['obs[0:6]','obs[8:10]']",
     )),
+    "fetch": (30, (
+        "env=gym_fetchreach", "env.train.progress_features=[obs.achieved_goal,obs.desired_goal]",
+    )),
 }  # fmt: skip
 
 

@@ -32,6 +32,7 @@ from embodied.protocols.later import AnswersLater as AnswersLater
 from embodied.protocols.later import NamesWeights as NamesWeights
 from embodied.protocols.model_for_env import ChoosesModel as ChoosesModel
 from embodied.protocols.model_for_env import FitsEnv as FitsEnv
+from embodied.protocols.model_for_env import ScalesState as ScalesState
 from embodied.protocols.off_policy import BASE as BASE
 from embodied.protocols.off_policy import CHUNK as CHUNK
 from embodied.protocols.off_policy import DEMONSTRATED as DEMONSTRATED

@@ -1,10 +1,11 @@
-"""What a model may say of the env that it is for, before it is built."""
+"""What a model may say of the env that it is for, before it is built; and what it may ask of it before it learns."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from embodied.protocols.policy import UsesStatistics
 from embodied.types import EnvSpec
 
 
@@ -29,4 +30,16 @@ class FitsEnv(Protocol):
             given: names of the keys that the user has set.
             own: those of these keys that the function names, with their values. Values that are set are not returned.
         """
+        ...
+
+
+@runtime_checkable
+class ScalesState(UsesStatistics, Protocol):
+    """A policy that reads numbers of any size, and cannot learn from them as they are: a pose differs from another by
+    centimetres, around a metre. Where neither demonstrations nor a checkpoint say how large the state's numbers are, a
+    training shows it some episodes first (``use_statistics`` with ``proprio`` alone)."""
+
+    @property
+    def needs_scale(self) -> bool:
+        """Whether it wants a scale of the state, and has none."""
         ...

@@ -45,6 +45,7 @@ from embodied.run.training.fixed_lag import make_turns
 from embodied.run.training.iteration import Synchronous, processes_of
 from embodied.run.training.learner import make_learner, show_demonstrations
 from embodied.run.training.noise_advice import NoiseAdvice
+from embodied.run.training.state_scale import scale_state
 from embodied.runtime.signals import StopSignal
 
 NOTHING_LEARNT = (
@@ -133,6 +134,10 @@ def train(
         with reporter.running(iteration, look, rows) as ended, closing(collector), stop.may_end():
             if iteration < runner.max_epochs or trainer.unlogged:
                 collector.open(stop)
+            if iteration == 0 and runner.max_epochs:
+                policies = (trainer.policy, trainer.acting.policy)
+                scale_state(checked.config, checked.train, policies, collector, stop, reporter.console.say)
+                reporter.sections.reset()
             reporter.begin(iteration)
             if iteration == 0 and runner.val_before_train and runner.max_epochs:
                 with reporter.sections("time/eval"), trainer.evaluated():

@@ -46,6 +46,8 @@ class MLPPolicy(nn.Module):
         value_head: add a network of its own for values, as algorithm.adv_type=gae needs it.
         value_type: of its values: chunk_level or action_level.
         seed: of the first weights.
+        normalize_state: scale the state by the 1 % and 99 % quantiles of a training's first episodes, where neither
+            demonstrations nor a checkpoint say how large its numbers are; false = read it as it is.
 
     Raises:
         ConfigError: a size that is no whole number above 0.
@@ -59,6 +61,7 @@ class MLPPolicy(nn.Module):
     def __init__(
         self, num_action_chunks: int = 4, bins: int = 33, hidden: int = 256, layers: int = 2,
         num_instructions: int = 64, value_head: bool = False, value_type: str = "chunk_level", seed: int = 0,
+        normalize_state: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
         sizes = {
@@ -70,6 +73,7 @@ class MLPPolicy(nn.Module):
                 raise ConfigError(
                     f"actor.model.{name} is {value!r}, expected a whole number from 1", f"change actor.model.{name}"
                 )
+        self._normalize = normalize_state
         self._chunk, self._bins, self._hidden, self._layers = num_action_chunks, bins, hidden, layers
         self._rows, self._with_value, self._seed = num_instructions, value_head, seed
         self._values = num_action_chunks if value_type == "action_level" else 1
@@ -231,11 +235,16 @@ class MLPPolicy(nn.Module):
             low, high = (torch.tensor(values["proprio"][q], dtype=torch.float32) for q in ("q01", "q99"))
             width = (high - low) / 2
             fits = len(low) == len(self.centre)
-            if fits:
-                self.centre = ((low + high) / 2).to(self.centre.device)
-                self.width = torch.where(width > 1e-4, width, torch.ones_like(width)).to(self.centre.device)
+            if fits:  # copied, because a recorded graph reads the tensors that are there
+                self.centre.copy_((low + high) / 2)
+                self.width.copy_(torch.where(width > 1e-4, width, torch.ones_like(width)))
         if self._action.dtype != "int32" and "action" in values:
             self._set_range(values["action"]["q01"], values["action"]["q99"])
+
+    @property
+    def needs_scale(self) -> bool:
+        """See :attr:`embodied.protocols.ScalesState.needs_scale`."""
+        return self._normalize and self._statistics is None
 
     def extra_state(self) -> Mapping[str, str]:
         """Returns the ranges that a run has settled."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from embodied.errors import AssetsMissingError, RendererUnavailableError, SpecMismatchError
-from embodied.testing import FakeEnv
+from embodied.testing import FakeBatchEnv, FakeEnv
 from embodied.types import Obs, Start, StepResult, WorkerFacts
 
 
@@ -117,6 +117,15 @@ class StateIsNan(FakeEnv):
     def observe(self, out: Obs) -> None:
         super().observe(out)
         out["state"][1] = np.nan
+
+
+class StateIsNanLater(FakeBatchEnv):
+    """Its second observation has a number that is none, as of a simulator that has diverged."""
+
+    def observe(self, out: Obs) -> None:
+        super().observe(out)
+        if self._steps:
+            out["state"][1] = -np.inf
 
 
 class TellsMore(FakeEnv):

@@ -302,3 +302,8 @@ def test_help_names_the_entry(capsys):
         demos.main(["--help"])
     assert done.value.code == 0
     assert "usage: python -m embodied.tools.demos" in capsys.readouterr().out
+
+
+def test_a_state_that_is_not_finite_is_not_recorded(capsys):
+    assert make("env.train._target_=broken_envs.StateIsNanLater") != 0
+    assert "number 1 of the observation's state is -inf after" in " ".join(capsys.readouterr().err.split())

@@ -272,6 +272,15 @@ def test_a_reward_that_is_not_finite_ends_the_rollout_with_its_step(make_rig):
         collect(rig)
 
 
+@pytest.mark.parametrize(("target", "value", "steps"), [("StateIsNan", "nan", 0), ("StateIsNanLater", "-inf", r"\d")])
+def test_an_observation_that_is_not_finite_ends_the_rollout_with_its_place(make_rig, target, value, steps):
+    """The second one's slots are hosted as a batch. A policy would answer with an action of no meaning, or crash."""
+    rig = make_rig(slots=2, workers=1, max_restarts=3, target=f"broken_envs.{target}")
+    said = rf"number 1 of the observation's state is {value} after {steps} control steps \(task \d, seed \d+\)"
+    with pytest.raises(SpecMismatchError, match=said):
+        collect(rig)
+
+
 def test_the_first_start_is_not_retried(make_rig, tmp_path):
     with pytest.raises(WorkerDiedError, match="told to fail in prepare"):
         make_rig(max_restarts=3, fault="prepare_exception")

@@ -119,6 +119,31 @@ class Collector:
         with self._reporter.sections("time/rollout"), explains, self._simulators.acting():
             return self._collect(iteration, self._job(iteration, weight_version), stop, also_held, ended)
 
+    def look(self, episodes: int, stop: Interruptible) -> np.ndarray:
+        """Runs the first ``episodes`` episodes of the first iteration, from which nothing is learnt. Returns the states
+        that the policy saw in them, float32 [N, S], in the order of the plan: the same in all processes.
+
+        Raises:
+            Stopped: in all processes; a signal has ended the share of one.
+            DeviceMemoryError: the policy does not fit.
+        """
+        model, processes = self._simulators.model, self._simulators.processes
+        plan = [replace(episode, video=None) for episode in self.plan(0)[:episodes]]
+        share, job = self._simulators.collecting.share(plan), self._job(0, 0)
+
+        def own() -> dict[int, np.ndarray]:
+            results, _ = self._run(share, job, "looking at the state", lambda: None, None)
+            states = self.records(results).get("state")
+            found = {result.episode.episode_id: states[[*result.rows]] for result in results if states is not None}
+            self.keep(())
+            return found
+
+        explains = explained(model.device, self._config, processes, "rollout")
+        with self._reporter.sections("time/rollout"), explains, self._simulators.acting():
+            shares = self._simulators.gather(stop, own)
+        found = {number: states for each in shares for number, states in each.items()}
+        return np.concatenate([found[episode.episode_id] for episode in plan])
+
     def reset_ahead(self, iteration: int, weight_version: int) -> None:
         """Sends the slots to the starts of an iteration that :meth:`collect` runs next."""
         if self._workers is not None:

@@ -28,6 +28,7 @@ from embodied.protocols import Env, Expert, MistakenExpert
 from embodied.random import Stream, generator
 from embodied.runtime.channel import Command, Completion, Kind, Ring
 from embodied.runtime.slab import Slab
+from embodied.runtime.worker.finite import FiniteNumbers
 from embodied.runtime.worker.slot import Slot, intervention_of, start_of
 from embodied.types import ArraySpec, ContinuousAction, EnvSpec
 
@@ -125,13 +126,15 @@ class _Attempt:
         if isinstance(action, ContinuousAction):
             self._range = np.array(action.low, np.float32), np.array(action.high, np.float32)
         self._names = [name for name in spec.obs if name != "images"]
+        self._numbers = FiniteNumbers(spec)
         images = spec.obs.get("images")
         self._images = None if images is None else np.zeros(images.shape, images.dtype)
         self._expert: Iterator[np.ndarray] | None = None  # made in the first step, under its deadline
         self._steps = self._max_steps = 0
 
     def begin(self, command: Command, video: Video | None) -> None:
-        self.env.reset(start_of(command))
+        self._start = start_of(command)
+        self.env.reset(self._start)
         self._shown = video is not None
         if self._shown:
             self._slot.begin(command, video)
@@ -194,10 +197,10 @@ class _Attempt:
     def _observe(self, row: int, k: int) -> None:
         arrays = self._arrays
         out = {name: arrays[name][row, k] for name in self._names}
+        self.env.observe(out if self._images is None else {**out, "images": self._images})
+        self._numbers.check(out, self._steps, self._start)
         if self._images is None:
-            self.env.observe(out)
             return
-        self.env.observe({**out, "images": self._images})
         for camera, picture in enumerate(self._images):
             file = np.frombuffer(pictures.encode(picture), np.uint8)
             arrays["pictures"][row, k, camera, : len(file)] = file

@@ -17,6 +17,7 @@ from embodied.observe.video.video import Video, VideoWriter
 from embodied.protocols import DEMONSTRATED, Reward
 from embodied.runtime.channel import Command
 from embodied.runtime.slab import FEATURES, INFO, Slab
+from embodied.runtime.worker.finite import FiniteNumbers
 from embodied.runtime.worker.perturb import Disturbance
 from embodied.types import NO_INFO, ChunkResult, EnvSpec, Obs, Start, StepResult
 
@@ -40,7 +41,7 @@ class Slot:
         decision: Callable[[int], str] | None = None, live: bool = False, notice: Callable[[str], None] = print,
         features: Callable[[], np.ndarray] | None = None, num_features: int = 0,
     ) -> None:  # fmt: skip
-        self._notice = notice
+        self._notice, self._numbers = notice, FiniteNumbers(spec)
         self._features_of, self._num_features = features, num_features
         self._features: Callable[[], np.ndarray] | None = None  # of the present episode
         self._seen: tuple[np.ndarray, np.ndarray] | None = None
@@ -171,7 +172,11 @@ class Slot:
         return out if self.disturbance is None else self.disturbance.target(out)
 
     def show(self, out: Obs) -> None:
-        """Fill ``out`` with the observation that the policy sees."""
+        """Fill ``out`` with the observation that the policy sees.
+
+        Raises:
+            SpecMismatchError: a number in it is not finite.
+        """
         if self._video is not None and self._interval is None:
             before = self.video_s
             undisturbed = "images" in out and self.disturbance is None
@@ -179,6 +184,7 @@ class Slot:
             self.shown_s = self.video_s - before
         if self.disturbance is not None:
             self.disturbance.show(out)
+        self._numbers.check(out, self._steps, self._start)
 
     def _record(self, frame: Callable[[], np.ndarray]) -> None:
         assert self._video is not None
