@@ -19,6 +19,7 @@ TRIED = (
     *FAST,
     "quickstart_libero_ppo",
     "quickstart_libero_whole",
+    "libero_suite",
     "math_calculator",
     "math_quickstart_sft",
     "math_calculator_sft",
@@ -42,7 +43,7 @@ COMPOSED = {
     "math": "needs problems of the user (tests/run/test_math_run.py)",
     "math_smollm": "needs weights from a package", "math_smollm_sft": "needs weights from a package",
     "libero_grpo": "needs released weights of 7.6 B parameters", "libero_24gb": "the same", "libero_12gb": "the same",
-    "libero_suite_sft": "needs demonstrations", "libero_suite": "needs the checkpoint of its clone",
+    "libero_suite_sft": "needs demonstrations",
     "maniskill_gpu": "needs a GPU that simulates",
 }  # fmt: skip
 """Those that are composed alone, and why."""

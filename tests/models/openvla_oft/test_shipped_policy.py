@@ -1,4 +1,4 @@
-"""The policy that make train begins with: small, whole, free of paths, and what its commands make."""
+"""The policies that come with the package: small, whole, free of paths, and what their commands make."""
 
 from __future__ import annotations
 
@@ -27,12 +27,17 @@ FOLDER = ROOT / "models/openvla_oft/policies/libero_object"
 HELD_OUT = ("protocol=held_out", "protocol.held_out_states=20")
 
 
-def test_it_is_small_whole_and_names_no_folder_of_a_machine():
-    files = [path for path in FOLDER.rglob("*") if path.is_file()]
+@pytest.mark.parametrize(
+    ("name", "experiment", "tasks"), [("libero_object", "quickstart_libero", 3), ("libero_suite", "libero_suite", 10)]
+)
+def test_it_is_small_whole_and_names_no_folder_of_a_machine(name, experiment, tasks):
+    folder = FOLDER.with_name(name)
+    files = [path for path in folder.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= 5e6
     for path in files:
         assert not re.search(rb'["( =](/home|/tmp|/work|/root|/mnt)/', path.read_bytes()), path.name
-    policy, env = open_export(FOLDER)  # compares checksums
+    policy, env = open_export(folder)  # compares checksums
+    assert len(env.tasks) == tasks
     obs = {name: torch.zeros((2, *field.shape), dtype=getattr(torch, field.dtype)) for name, field in env.obs.items()}
     told = policy.encode_instructions([env.tasks[0], env.tasks[2]])
     noise = torch.rand((2, *policy.spec.noise.shape), generator=torch.Generator().manual_seed(0))
@@ -40,20 +45,30 @@ def test_it_is_small_whole_and_names_no_folder_of_a_machine():
     assert decision.fields["actions"].shape == (2, 8, 7)
     assert decision.fields["actions"].abs().max() <= 1
     assert not policy.spec.random_weights
-    own = compose(["experiment=quickstart_libero"]).config.actor.model.model_extra
+    own = compose([f"experiment={experiment}"]).config.actor.model.model_extra
+    assert own["model_path"] == f"package:embodied.models.openvla_oft/policies/{name}"
     asked = {name: own[name] for name in ("model_path", *OF_ENV)}
     config = {**own, **for_env(env, (), **asked)[0]}
     configured = {name: config[name] for name in PICTURES if name in config}
     assert policy.pictures() == {"image_preset": "rlinf", **configured}
 
 
-def test_its_training_evaluates_on_starts_that_neither_it_nor_the_demonstrations_saw():
-    training = compose(["experiment=quickstart_libero"]).config
-    cloning = compose(["experiment=quickstart_libero_sft"], "sft").config
+@pytest.mark.parametrize(
+    ("trained", "cloned", "chosen"),
+    [
+        ("quickstart_libero", "quickstart_libero_sft", [0, 2, 7]),
+        ("libero_suite", "libero_suite_sft", None),
+    ],
+)
+def test_its_training_evaluates_on_starts_that_neither_it_nor_the_demonstrations_saw(trained, cloned, chosen):
+    training = compose([f"experiment={trained}"]).config
+    cloning = compose([f"experiment={cloned}"], "sft").config
     assert training.protocol.held_out_states == cloning.protocol.held_out_states == 20
     assert training.runner.val_before_train
     tasks = [side.model_extra["task_ids"] for one in (training, cloning) for side in (one.env.train, one.env.eval)]
-    assert tasks == [[0, 2, 7]] * 4
+    assert tasks == [chosen] * 4
+    folder = FOLDER.with_name(training.actor.model.model_extra["model_path"].rpartition("/")[2])
+    assert [one["held_out_states"] for one in read_export(folder).source["trainings"]][-1:] == [20]
 
 
 def test_what_begins_with_it_knows_which_states_its_training_left_out(tmp_path, monkeypatch, capsys):
