@@ -1,12 +1,10 @@
-"""The table of docs/results/libero_suite.md, from runs of the two experiments:
+"""The table of docs/results/libero_suite.md, from runs of the experiment:
 
-    python -m embodied.tools.demos env=libero_object_64 protocol=held_out protocol.held_out_states=20 \\
-        episodes=600 noise_std=0.1 demos.mistakes=0.4
-    python -m embodied.sft experiment=libero_suite_sft
-    python -m embodied.train experiment=libero_suite runner.seed=1 runner.experiment_name=seed-1
-    python benchmarks/libero_suite.py runs/seed-1 …
+    python -m embodied.train experiment=libero_suite runner.seed=2 runner.experiment_name=seed-2
+    python benchmarks/libero_suite.py runs/seed-2 …
 
-Each run brings its first and its last evaluation, and the success of its iterations.
+Each run brings its first and its last evaluation, and the success of its iterations. Runs that stand in
+benchmarks/results/ and are not named stay there.
 """
 
 from __future__ import annotations
@@ -16,7 +14,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from _measure import machine, save
+from _measure import RESULTS, machine, save
+from quickstart import BEGIN, DOCS, fill
 
 from embodied.evaluation.compare import compare
 from embodied.evaluation.results import read
@@ -37,11 +36,30 @@ def cell(rows: list[dict[str, Any]]) -> str:
     return f"{good}/{tried} = {good / tried:.0%} ({low:.0%} to {high:.0%})"
 
 
+def table(runs: dict[str, Any]) -> str:
+    """Writes successes before and after, a column for each run, in Markdown."""
+    lines = ["| task | " + " | ".join(f"{name}: of 20" for name in runs) + " |", "|---" * (len(runs) + 1) + "|"]
+    for name in next(iter(runs.values()))["before"]:
+        pairs = (f"{run['before'][name]} → {run['after'][name]}" for run in runs.values())
+        short = name.removeprefix("pick up the ").removesuffix(" and place it in the basket")
+        lines.append(f"| {short} | {' | '.join(pairs)} |")
+    whole = (f"{run['of_all']['before']} → {run['of_all']['after']}, {_points(run)}" for run in runs.values())
+    return "\n".join([*lines, f"| all | {' | '.join(whole)} |"])
+
+
+def _points(run: dict[str, Any]) -> str:
+    """Writes the difference with its interval, in points."""
+    middle, low, high = (f"{100 * value:+.0f}" for value in run["difference"])
+    return f"{middle} ({low} to {high})"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path)
     runs = parser.parse_args().runs
-    found: dict[str, Any] = {"machine": machine(["torch", "mujoco"]), "runs": {}}
+    stored = RESULTS / "libero_suite.json"
+    before = json.loads(stored.read_text(encoding="utf-8"))["runs"] if stored.exists() else {}
+    found: dict[str, Any] = {"machine": machine(["torch", "mujoco"]), "runs": before}
     for run in runs:
         first, last = evaluations(run)
         lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -60,12 +78,7 @@ def main() -> None:
             "wall_s": sum(part["wall_s"] for part in costs.values()),
             "cpu_s": sum(part["cpu_s"] for part in costs.values()),
         }
-    print("| task | " + " | ".join(run.name for run in runs) + " |")
-    names = list(next(iter(found["runs"].values()))["before"])
-    for name in names:
-        pairs = (f"{run['before'][name]} → {run['after'][name]}" for run in found["runs"].values())
-        print(f"| {name} | {' | '.join(pairs)} |")
-    print("| all | " + " | ".join(" → ".join(run["of_all"].values()) for run in found["runs"].values()) + " |")
+    fill(DOCS / "libero_suite.md", BEGIN.replace("quickstart.py", "libero_suite.py"), table(found["runs"]))
     print(save("libero_suite", found))
 
 
