@@ -16,15 +16,13 @@ def statistics_of(episodes: Sequence[Demonstration]) -> dict[str, Any]:
 
     The result is an argument for :meth:`embodied.protocols.UsesStatistics.use_statistics`.
     """
-    blocks = {"action": spread(np.concatenate([episode.actions for episode in episodes]))}
+    blocks = {"action": _block(np.concatenate([episode.actions for episode in episodes]))}
     if all("state" in episode.fields for episode in episodes):
-        blocks["proprio"] = spread(np.concatenate([episode.fields["state"] for episode in episodes]))
+        blocks["proprio"] = _block(np.concatenate([episode.fields["state"] for episode in episodes]))
     return blocks
 
 
-def spread(values: np.ndarray) -> dict[str, list[float]]:
-    """Computes 1 % and 99 % quantiles, minimum, maximum, mean and standard deviation of each column of values
-    [N, D]."""
+def _block(values: np.ndarray) -> dict[str, list[float]]:
     exact = values.astype(np.float64)
     low, high = np.quantile(exact, (0.01, 0.99), axis=0)
     found = {"q01": low, "q99": high, "min": exact.min(axis=0), "max": exact.max(axis=0)}

@@ -28,6 +28,7 @@ from embodied.protocols.env import SaysWhatItReads as SaysWhatItReads
 from embodied.protocols.env import SaysWhatKeysMean as SaysWhatKeysMean
 from embodied.protocols.env import TaskKinds as TaskKinds
 from embodied.protocols.files import KnowsFiles as KnowsFiles
+from embodied.protocols.judging import JudgesAtEnd as JudgesAtEnd
 from embodied.protocols.later import AnswersLater as AnswersLater
 from embodied.protocols.later import NamesWeights as NamesWeights
 from embodied.protocols.model_for_env import ChoosesModel as ChoosesModel

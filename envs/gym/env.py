@@ -161,7 +161,9 @@ class GymEnv:
 
             draws = self._facts.frame is not None
             copies = Copies(self._making, draws, num_slots)
-            return VectorBatch(copies, self._mapped, self._end_on_success, self.seed_of, draws)
+            return VectorBatch(
+                copies, self._mapped, self._end_on_success, self.seed_of, draws, self._spec.max_episode_steps
+            )
         from .hosted import HostedBatch
 
         return HostedBatch(self, num_slots, apart=self._making.vectorization == ASYNC)
@@ -256,15 +258,16 @@ class GymEnv:
 
     def reset(self, start: Start) -> None:
         self._sim.reset(start.task_id, self.seed_of(start))
-        self._solved = False
+        self._solved, self._steps = False, 0
 
     def step(self, action: np.ndarray) -> StepResult:
         sim, intervention = self._sim, None
         if not sim.ended:
             sim.step(action)
+            self._steps += 1
             if self._spec.interventions:
                 intervention = intervention_of(sim.values["info"])
-            self._solved = self._mapped.success.holds(sim.values)
+            self._solved = self._mapped.solves(sim.values, sim.ended or self._steps >= self._spec.max_episode_steps)
             if sim.ended:
                 self._mapped.check_end(sim.values)
         else:
@@ -282,6 +285,11 @@ class GymEnv:
         """The rendered picture; of an env without one the first of the observation, or a grey one."""
         rendered = self._sim.render() if self._facts.frame is not None else None
         return self._mapped.frame(self._sim.values, rendered)
+
+    @property
+    def judges_at_end(self) -> bool:
+        """See :attr:`embodied.protocols.JudgesAtEnd.judges_at_end`."""
+        return self._mapped.success.at_end
 
     def progress_features(self) -> np.ndarray:
         """Says where things are (:class:`embodied.protocols.HasProgressFeatures`)."""

@@ -87,6 +87,12 @@ class Rule:
             return cls(Source.of(text, key))
         return cls(Source.of(found[1], key), found[2], float(found[3]))
 
+    @property
+    def at_end(self) -> bool:
+        """Whether it says nothing before an episode's end: a return that the first step can meet, since it begins at 0
+        or falls from there."""
+        return self.source.name == "return" and self.compare is not None and bool(_HOLDS[self.compare](0.0, self.bound))
+
     def holds(self, values: Mapping[str, Any]) -> bool:
         """Evaluates the condition; False where its entry is NaN or missing, as in the ``info`` of some envs' first
         steps."""

@@ -198,24 +198,22 @@ class VectorBatch:
 
     Args:
         seed_of: gives what ``reset`` takes for a start.
+        max_steps: control steps of an episode of the env's own.
     """
 
     def __init__(
-        self,
-        copies: Copies,
-        mapped: ResolvedMapping,
-        end_on_success: bool,
-        seed_of: Callable[[Start], int],
-        draws: bool,
-    ) -> None:
+        self, copies: Copies, mapped: ResolvedMapping, end_on_success: bool, seed_of: Callable[[Start], int],
+        draws: bool, max_steps: int,
+    ) -> None:  # fmt: skip
+        self._max_steps = max_steps
         self._copies, self._mapped, self._end_on_success = copies, mapped, end_on_success
         self._seed_of, self._draws = seed_of, draws
-        self._solved = [False] * len(copies.values)
+        self._solved, self._steps = [False] * len(copies.values), [0] * len(copies.values)
 
     def reset(self, slots: Sequence[int], starts: Sequence[Start]) -> None:
         self._copies.reset({slot: self._seed_of(start) for slot, start in zip(slots, starts, strict=True)})
         for slot in slots:
-            self._solved[slot] = False
+            self._solved[slot], self._steps[slot] = False, 0
 
     def step(self, actions: np.ndarray, active: np.ndarray) -> Sequence[StepResult]:
         copies, before = self._copies, list(self._copies.ended)
@@ -227,7 +225,9 @@ class VectorBatch:
         if not values:  # never reset
             return StepResult(0.0, False, False)
         if not stood:
-            self._solved[slot] = self._mapped.success.holds(values)
+            self._steps[slot] += 1
+            ended = self._copies.ended[slot] or self._steps[slot] >= self._max_steps
+            self._solved[slot] = self._mapped.solves(values, ended)
             if self._copies.ended[slot]:
                 self._mapped.check_end(values)
         return self._mapped.result_of(values, self._solved[slot], self._end_on_success)

@@ -46,7 +46,7 @@ class MLPPolicy(nn.Module):
         value_head: add a network of its own for values, as algorithm.adv_type=gae needs it.
         value_type: of its values: chunk_level or action_level.
         seed: of the first weights.
-        normalize_state: scale the state by the 1 % and 99 % quantiles of a training's first episodes, where neither
+        normalize_state: scale the state by its range in episodes that a training runs first, where neither
             demonstrations nor a checkpoint say how large its numbers are; false = read it as it is.
 
     Raises:
@@ -57,6 +57,7 @@ class MLPPolicy(nn.Module):
     high: Tensor
     centre: Tensor
     width: Tensor
+    grows: Tensor
 
     def __init__(
         self, num_action_chunks: int = 4, bins: int = 33, hidden: int = 256, layers: int = 2,
@@ -82,6 +83,8 @@ class MLPPolicy(nn.Module):
         self._statistics: dict[str, Any] | None = None
         for name in ("low", "high", "centre", "width"):
             self.register_buffer(name, torch.zeros(0), persistent=False)
+        # whether the state will leave the range by which it is scaled: a policy at random goes less far than a good one
+        self.register_buffer("grows", torch.tensor(False), persistent=False)
 
     # -- what the env has --------------------------------------------------------------------------------------------
 
@@ -194,7 +197,8 @@ class MLPPolicy(nn.Module):
         return Evaluation(chosen, entropy(logp), value, logp if distribution else None)
 
     def _read(self, obs: Mapping[str, Tensor]) -> Tensor:
-        state = ((obs["state"].float() - self.centre) / self.width).clamp(-10, 10)
+        state = (obs["state"].float() - self.centre) / self.width
+        state = torch.where(self.grows, compressed(state), state.clamp(-10, 10))
         return torch.cat([state, self.task(obs["task"].long())], dim=-1)
 
     def _log_probs(self, read: Tensor, sampling: Sampling) -> Tensor:
@@ -232,10 +236,11 @@ class MLPPolicy(nn.Module):
 
     def _use(self, values: Mapping[str, Any]) -> None:
         if "proprio" in values:
-            low, high = (torch.tensor(values["proprio"][q], dtype=torch.float32) for q in ("q01", "q99"))
+            names = ("q01", "q99") if "q01" in values["proprio"] else ("min", "max")
+            low, high = (torch.tensor(values["proprio"][name], dtype=torch.float32) for name in names)
             width = (high - low) / 2
-            fits = len(low) == len(self.centre)
-            if fits:  # copied, because a recorded graph reads the tensors that are there
+            if len(low) == len(self.centre):  # copied, because a recorded graph reads the tensors that are there
+                self.grows.fill_(names[0] == "min")
                 self.centre.copy_((low + high) / 2)
                 self.width.copy_(torch.where(width > 1e-4, width, torch.ones_like(width)))
         if self._action.dtype != "int32" and "action" in values:
@@ -258,3 +263,9 @@ class MLPPolicy(nn.Module):
 
     def describe(self) -> Mapping[str, str]:
         return {"model": "MLP", "parameters": str(sum(p.numel() for p in self.parameters()))}
+
+
+def compressed(numbers: Tensor) -> Tensor:
+    """Leaves numbers up to 3 as they are, and lets larger ones grow by their logarithm, so that none is cut off."""
+    size = numbers.abs()
+    return torch.where(size > 3, numbers.sign() * 3 * (1 + torch.log(size.clamp(min=3) / 3)), numbers)

@@ -135,9 +135,52 @@ def test_an_episode_is_the_one_that_gymnasium_runs(here, id):
         given = int(action) if isinstance(ours.spec.action, DiscreteAction) else action
         obs, reward, terminated, truncated, _ = theirs.step(given)
         total += float(reward)
-        assert result == StepResult(total, terminated, total >= -100, truncated=truncated)
+        solved = total >= -100 and (terminated or truncated)
+        assert result == StepResult(total, terminated, solved, truncated=truncated)
         if terminated:
             break
+
+
+@pytest.mark.parametrize(
+    ("id", "rule", "solved"),
+    [
+        ("MountainCar-v0", None, False),  # of its registered threshold, -110
+        ("Pendulum-v1", "return>=-4000", True),
+        ("Pendulum-v1", "return>-10", False),
+        ("Pendulum-v1", "return<=0", True),
+    ],
+)
+def test_a_return_that_each_episode_begins_with_counts_at_its_end(here, id, rule, solved):
+    """It falls from 0: judged at once, each episode would be solved in its first step."""
+    one = GymEnv(id=id, success=rule)
+    assert one.judges_at_end
+    assert "judged at the end of an episode" in one.reads()["success"]
+    for _ in range(2):
+        one.reset(Start(0, 0, 5))
+        told = [one.step(action) for action in one.spec.action.sample(np.random.default_rng(1), 200)]
+        assert [result.success for result in told] == [False] * 199 + [solved]
+        assert not any(result.terminated or result.truncated for result in told[:-1])
+    assert not GymEnv(id="CartPole-v1").judges_at_end
+
+
+def test_an_env_without_a_limit_of_its_own_is_judged_where_it_is_cut_off(here):
+    one = GymEnv(id="Pendulum-v1", success="return>=-4000", make_kwargs={"max_episode_steps": -1})
+    assert one.spec.max_episode_steps == 200
+    one.reset(Start(0, 0, 5))
+    told = [one.step(action) for action in one.spec.action.sample(np.random.default_rng(1), 201)]
+    assert [number for number, result in enumerate(told, 1) if result.success] == [200, 201]
+
+
+def test_episodes_that_are_cut_off_before_they_are_judged_are_refused(here, capsys):
+    rule = ("env=gym", "env.train.id=Pendulum-v1", "env.train.success=return>=-500", "model=mlp", "runner.dry_run=true")
+    assert train.main([*rule, "env.train.max_episode_steps=null"]) != 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "env.eval.max_episode_steps cuts episodes off at 96 of 200 control steps" in said
+    assert train.main([*rule, "env.eval.max_episode_steps=null"]) == 0, "a training may be paid for progress"
+    capsys.readouterr()
+    sparse = ("env.eval.max_episode_steps=null", "env.train.reward_mode=sparse", "env.train.use_rel_reward=false")
+    assert train.main([*rule, *sparse]) != 0
+    assert "env.train.max_episode_steps cuts episodes off at 96" in " ".join(capsys.readouterr().err.split())
 
 
 def test_equal_starts_are_equal_episodes_whatever_ran_before(here):

@@ -54,12 +54,24 @@ def ended(result: StepResult) -> bool:
         ("sync", {}),
         ("async", {"tasks": [{"make_kwargs": {"far": 0.1}, "instruction": "near"}, SEEN], "kept_envs": 1}),
         ("sync", {"make_kwargs": {"discrete": True}, "remake": True}),
+        ("sync", {"success": "return>=-40"}),
+        (VECTOR, {"success": "return>=-40"}),
         (VECTOR, {}),
         (VECTOR, {"end_on_success": False, "instruction_from": "obs.mission"}),
         (VECTOR, {"make_kwargs": {"discrete": True}, "success": "reward>-0.1", "progress": "reward"}),
         (VECTOR, {**TOGETHER, "make_kwargs": {"fault": "reuses"}, "instruction": "go", "end_on_success": False}),
     ],
-    ids=["sync", "async, tasks", "sync, remake", "vector", "goes on", "discrete", "reuses its arrays"],
+    ids=[
+        "sync",
+        "async, tasks",
+        "sync, remake",
+        "sync, at the end",
+        "vector, at the end",
+        "vector",
+        "goes on",
+        "discrete",
+        "reuses its arrays",
+    ],
 )
 def test_every_episode_is_the_one_of_an_env_a_slot(mode, more):
     """Episodes begin and end at different times; steps go on behind an end, as with ignore_terminations."""

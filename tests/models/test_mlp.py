@@ -75,6 +75,26 @@ def test_demonstrations_give_the_ranges_and_a_checkpoint_keeps_them():
     assert float(drawn.max()) <= 0.25
 
 
+def test_a_state_that_leaves_its_first_range_is_not_cut_off():
+    """A checkpoint without a scale, or with one of demonstrations, reads what it read."""
+    state = SPEC.obs["state"].shape[0]
+    far = torch.tensor([[-200.0], [-30.0], [-3.0], [0.5], [3.0], [30.0], [200.0]]).expand(-1, state)
+    obs = {"state": far, **MLPPolicy(hidden=8).encode_instructions(["x"] * len(far))}
+    policy = MLPPolicy(hidden=8)
+    policy.bind(SPEC)
+    assert policy.needs_scale
+    assert policy._read(obs)[:, 0].tolist() == [-10, -10, -3, 0.5, 3, 10, 10]
+    policy.use_statistics("first", {"proprio": {"min": [-1.0] * state, "max": [1.0] * state}})
+    assert not policy.needs_scale
+    read = policy._read(obs)[:, 0]
+    assert read[2:5].tolist() == [-3, 0.5, 3]
+    assert (read.diff() > 0).all()
+    assert read.abs().max() < 16
+    policy.use_statistics("shown", {"proprio": {"q01": [-1.0] * state, "q99": [1.0] * state}})
+    assert policy._read(obs)[:, 0].tolist() == [-10, -10, -3, 0.5, 3, 10, 10]
+    assert not MLPPolicy(hidden=8, normalize_state=False).needs_scale
+
+
 def test_a_task_is_told_by_its_sentence():
     policy = MLPPolicy(hidden=8)
     policy.bind(SPEC)

@@ -13,8 +13,11 @@ from seeded_runs import tensors
 from test_run import run
 from test_run_ranks import finished, started
 
-from embodied.data.statistics import spread
+from embodied import sft
 from embodied.learn.trainer import Trainer
+from embodied.run.training.collector import Collector
+from embodied.run.training.state_scale import NARROWEST, ranges
+from embodied.tools import demos
 
 NUMBERS = (
     "model=mlp", "algorithm=ppo", "env.train.pictures=false", "algorithm.group_size=1", "actor.model.hidden=16",
@@ -22,7 +25,7 @@ NUMBERS = (
     "env.train.reward_mode=dense", "env.start_method=forkserver", "actor.model.bins=9",
 )  # fmt: skip
 RAW = "actor.model.normalize_state=false"
-SAID = "quantiles scale it in"
+SAID = "The state is scaled by"
 
 
 @pytest.fixture(autouse=True)
@@ -60,11 +63,60 @@ def test_the_scale_is_that_of_the_episodes_that_nothing_is_learnt_from(monkeypat
     assert scale_of("raw") is None
     assert run(*NUMBERS, name="scaled") == 0
     assert SAID in " ".join(capsys.readouterr().out.split())
-    assert scale_of("scaled") == {"name": "first episodes", "proprio": spread(seen[0])}
+    assert scale_of("scaled") == {"name": "first episodes", "proprio": ranges(seen[0])}
     raw, scaled = rows_of(Path("runs/raw")), rows_of(Path("runs/scaled"))
     assert scaled[0]["train/loss"] != raw[0]["train/loss"]
     assert scaled[0]["rollout/episodes"] == raw[0]["rollout/episodes"] == 16
     assert all(row["train/logprob_gap"] < 1e-5 for row in scaled)
+
+
+def test_a_range_is_never_narrower_than_what_will_move_nor_than_what_was_rare():
+    states = np.zeros((1000, 4), np.float32)
+    states[:, 0] = np.linspace(-2, 4, 1000)
+    states[:, 1] = 7.0
+    states[:, 2] = 1e-5 * np.arange(1000) / 1000
+    states[0, 3] = 5.0
+    low, high = (np.array(ranges(states)[name]) for name in ("min", "max"))
+    assert np.allclose((low + high) / 2, [1, 7, 5e-6, 0], atol=1e-6)
+    assert np.allclose((high - low) / 2, [0.98 * 3, NARROWEST, NARROWEST, 0.25])
+
+
+def test_each_start_is_looked_at_once_however_large_the_groups_are(monkeypatch):
+    """And it is no iteration: the first one leaves the first trace."""
+    looked = []
+    run_plan = Collector._run
+
+    def watched(collector, plan, job, *more):
+        looked.append((job.iteration, [(one.start.task_id, one.start.init_state_id) for one in plan]))
+        return run_plan(collector, plan, job, *more)
+
+    monkeypatch.setattr(Collector, "_run", watched)
+    groups = ("algorithm.adv_type=grpo", "algorithm.group_size=8", "algorithm.rollout_epoch=2", "rollout.trace=first")
+    assert run(*NUMBERS, *groups, "actor.model.value_head=false", "env.train.num_init_states=8") == 0
+    (before, starts), (first, grouped), *_ = looked
+    assert (before, first) == (-1, 0)
+    assert len(starts) == len(set(starts)) == 8
+    assert len(set(grouped)) == 1
+    traces = sorted(path.name for path in Path("runs/run/trace").iterdir())
+    assert [name for name in traces if "train" in name] == ["000001-train.json", "000002-train.json"]
+
+
+def test_imitation_that_goes_on_keeps_the_scale_and_says_whose_the_actions_are(capsys):
+    assert run(*NUMBERS, name="first") == 0
+    made = ("env=fake", "episodes=4", "env.num_workers=1", "env.train.horizon=60", "env.train.pictures=false")
+    assert demos.main([*made, "--config-dir", str(Path(__file__).parents[1] / "config")]) == 0
+    shown = [
+        "env=fake", "model=mlp", "actor.model.hidden=16", "actor.model.bins=9", "data=demos/fake", "runner.device=cpu",
+        "env.train.pictures=false", "sft.steps_per_iteration=2", "runner.max_epochs=1", "sft.val_samples=4",
+        "actor.global_batch_size=8", "actor.micro_batch_size=8", "runner.ckpt_path=runs/first/checkpoints/000002",
+        "actor.model.value_head=true", "tracker=jsonl", "runner.val_check_interval=-1", "runner.logger.report=false",
+        "--config-dir", str(Path(__file__).parents[1] / "config"),
+    ]  # fmt: skip
+    for kind in ("auto", "env"):
+        capsys.readouterr()
+        assert sft.main([*shown, f"sft.statistics={kind}", f"runner.experiment_name={kind}"]) == 0
+        assert "ranges of action tokens the env's" in " ".join(capsys.readouterr().out.split())
+        assert scale_of(kind, 1) == scale_of("first")
 
 
 def test_it_is_measured_once_and_a_checkpoint_keeps_it(capsys):

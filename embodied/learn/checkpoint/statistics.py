@@ -15,7 +15,7 @@ from embodied.schema import SftConfig
 
 def known(policy: Policy) -> dict[str, Any] | None:
     """Returns the statistics that ``policy`` scales actions and state by, ``{"name", "action", …}``; None if it uses
-    the env's."""
+    the env's. Those of the state alone have no ``action``."""
     kept = policy.extra_state() if isinstance(policy, HasExtraState) else {}
     return json.loads(kept["statistics"]) if "statistics" in kept else None
 
@@ -42,7 +42,8 @@ def settle(policy: Policy, sft: SftConfig, episodes: Sequence[Demonstration]) ->
             )
         return []
     present, what = known(policy), "ranges of action tokens" if policy.spec.categories else "statistics of actions"
-    if sft.statistics == "env" and present is not None:
+    of_actions = present is not None and "action" in present
+    if sft.statistics == "env" and present is not None and of_actions:
         raise ConfigError(
             f"sft.statistics is env, and the policy comes with the statistics '{present['name']}' of its checkpoint",
             "set sft.statistics=auto, or sft.statistics=quantiles to replace them",
@@ -50,6 +51,10 @@ def settle(policy: Policy, sft: SftConfig, episodes: Sequence[Demonstration]) ->
     if sft.statistics == "env":
         return [f"{what}: the env's"]
     if sft.statistics == "auto" and present is not None:
-        return [f"{what}: '{present['name']}', as the policy's checkpoint has them"]
+        return [
+            f"{what}: "
+            + (f"'{present['name']}'" if of_actions else "the env's")
+            + ", as the policy's checkpoint has them"
+        ]
     policy.use_statistics("demonstrations", statistics_of(episodes))
     return [f"{what}: {kind(policy)} of the demonstrations"]

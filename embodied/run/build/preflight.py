@@ -13,7 +13,7 @@ from embodied.lib.files import checkpoint_near
 from embodied.lib.targets import arguments_of
 from embodied.observe.trackers.services import check_installed
 from embodied.parallel.group import Group
-from embodied.protocols import Batched, HasProgressFeatures, SafeStop, SaysHowLong
+from embodied.protocols import Batched, HasProgressFeatures, JudgesAtEnd, SafeStop, SaysHowLong
 from embodied.run.build import brought, engine_process, model_for_env, perturbations, shares
 from embodied.run.build.demonstrations import Demonstrated, read_beside
 from embodied.run.build.given import Checked, ConfiguredEnv, Sides
@@ -68,6 +68,7 @@ class Rules:
             yield partial(shares.check_queues, side, config, processes)
             yield partial(check_deadline, side, config)
             yield partial(check_safe_stop, side, config)
+            yield partial(check_judging, side)
             yield partial(check_hosts, side, config, processes)
             yield partial(shares.check_stages, side, config, processes)
             yield partial(perturbations.check, config, side)
@@ -268,6 +269,24 @@ def check_deadline(side: ConfiguredEnv, config: schema.Config) -> None:
             f"a step of env.{side.name} may take {side.env.longest_step_s:.0f} s (its verifiers), and "
             f"env.step_timeout_s is {config.env.step_timeout_s:g}",
             f"set env.step_timeout_s={2 * side.env.longest_step_s:.0f}, or shorten the verifiers' time limits",
+        )
+
+
+def check_judging(side: ConfiguredEnv) -> None:
+    """Refuses to cut episodes off before it is judged whether they succeeded. A training that is paid for progress may
+    be. Raises :class:`ConfigError`."""
+    learns_by_progress = side.name == "train" and side.config.reward_mode == "dense"
+    whole = side.spec.max_episode_steps
+    if (
+        isinstance(side.env, JudgesAtEnd)
+        and side.env.judges_at_end
+        and side.max_steps < whole
+        and not learns_by_progress
+    ):
+        raise ConfigError(
+            f"env.{side.name}.max_episode_steps cuts episodes off at {side.max_steps} of {whole} control steps, and "
+            f"env.{side.name}.success is judged at their end: none would ever be solved",
+            f"set env.{side.name}.max_episode_steps=null, which is the env's own limit",
         )
 
 

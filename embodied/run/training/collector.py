@@ -31,6 +31,8 @@ from embodied.schema import Config, EnvTrainConfig
 from embodied.types import Episode, EpisodeResult
 
 T = TypeVar("T")
+BEFORE = -1
+"""Iteration of the episodes that come before the first, so that their times and traces are nobody's."""
 
 
 class Meanwhile:
@@ -120,16 +122,21 @@ class Collector:
             return self._collect(iteration, self._job(iteration, weight_version), stop, also_held, ended)
 
     def look(self, episodes: int, stop: Interruptible) -> np.ndarray:
-        """Runs the first ``episodes`` episodes of the first iteration, from which nothing is learnt. Returns the states
-        that the policy saw in them, float32 [N, S], in the order of the plan: the same in all processes.
+        """Runs ``episodes`` episodes, at most those of an iteration, each from a start of its own. Nothing is
+        learnt from them. Returns the states that the policy saw, float32 [N, S], in the order of the plan: the same in
+        all processes.
 
         Raises:
             Stopped: in all processes; a signal has ended the share of one.
             DeviceMemoryError: the policy does not fit.
         """
         model, processes = self._simulators.model, self._simulators.processes
-        plan = [replace(episode, video=None) for episode in self.plan(0)[:episodes]]
-        share, job = self._simulators.collecting.share(plan), self._job(0, 0)
+        config, side = self._config, self._side
+        plan = train_plan(
+            side.spec, seed=config.data_seed, iteration=0, episodes=min(episodes, self._sizes.episodes), group_size=1,
+            env_seed=config.start_seed, held_out=config.protocol.held_out_states,
+        )  # fmt: skip
+        share, job = self._simulators.collecting.share(plan), replace(self._job(0, 0), iteration=BEFORE)
 
         def own() -> dict[int, np.ndarray]:
             results, _ = self._run(share, job, "looking at the state", lambda: None, None)

@@ -51,7 +51,7 @@ class Traces:
     def _spans(self, job: Job) -> float:
         """Returns the number of spans of a rollout that are kept."""
         side = _side(job)
-        if self._folder is None or (self._which == "eval" and side != "eval"):
+        if self._folder is None or (self._which == "eval" and side != "eval") or job.iteration < 0:
             return 0
         if self._which != "first":
             return math.inf

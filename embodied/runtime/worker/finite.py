@@ -27,6 +27,7 @@ class FiniteNumbers:
                 raise SpecMismatchError(
                     f"number {first} of the observation's {name} is {values[first]} after {steps} control steps (task "
                     f"{start.task_id}, seed {start.seed}), expected finite numbers",
-                    "end the episode (terminated) in the step where the simulator diverges, or have the env's "
-                    "observe() write finite numbers",
+                    "have the env's observe() write finite numbers, or end the episode (terminated) in the step where "
+                    "the simulator diverges: its last observation is not read then, unless "
+                    "algorithm.bootstrap_type=always or ignore_terminations=true asks for it",
                 )

@@ -52,6 +52,7 @@ def reads(mapped: ResolvedMapping, facts: GymFacts) -> dict[str, str]:
     rule = mapped.success
     name = rule.source.name
     late = ", which is there when an episode ends" if name in facts.late or _is_unseen(rule.source, facts) else ""
+    late = ", judged at the end of an episode: each begins with 0" if rule.at_end else late
     compared = f" {rule.compare} {rule.bound:g}" if rule.compare else ""
     forms = []
     for source, form in mapped.images:

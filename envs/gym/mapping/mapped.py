@@ -96,6 +96,14 @@ class ResolvedMapping:
             return next(self.pictures(values))
         return np.full((256, 256, 3), 128, np.uint8)
 
+    def solves(self, values: Mapping[str, Any], ended: bool) -> bool:
+        """Says whether a step has solved the task.
+
+        Args:
+            ended: whether it was the last one of an episode of the env's own.
+        """
+        return (ended or not self.success.at_end) and self.success.holds(values)
+
     def result_of(self, values: Mapping[str, Any], success: bool, end_on_success: bool) -> StepResult:
         """Says a step's result. Only what ends the task terminates; a limit of the env's own truncates.
 
