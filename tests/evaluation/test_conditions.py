@@ -235,6 +235,15 @@ def test_who_starts_from_nothing_is_told_once_what_to_expect(capsys):
     assert EXPECT not in capsys.readouterr().out
 
 
+def test_a_task_of_numbers_alone_is_not_said_to_need_demonstrations(capsys):
+    numbers = ("model=mlp", "env.train.pictures=false")
+    assert run(*SHORT, *numbers, entry="train") == 0
+    said = capsys.readouterr().out
+    assert "From numbers alone a task may be learnt so" in said
+    assert "A hard task takes a policy that was cloned first" in said
+    assert "stay at 0" not in said
+
+
 def test_a_sparse_reward_from_nothing_is_said_to_teach_nothing(capsys):
     assert run(*SHORT, "env.train.reward_mode=sparse", "env.eval.reward_mode=sparse", entry="train") == 0
     said = capsys.readouterr().out

@@ -79,11 +79,12 @@ class ActionKind(Protocol):
         """Returns whether an evaluation runs each initial state once, as the same episode would follow again."""
         ...
 
-    def from_random_weights(self, dense: bool) -> str:
+    def from_random_weights(self, dense: bool, pictures: bool) -> str:
         """Returns what to expect of a training that begins with random weights.
 
         Args:
             dense: whether the reward pays for progress.
+            pictures: whether there are some; from numbers alone tasks are learnt without demonstrations.
         """
         ...
 
@@ -174,7 +175,7 @@ class RobotKind(ActionKind):
     def asks_once(self, sampled: bool) -> bool:
         return False  # an initial state is run again with another seed
 
-    def from_random_weights(self, dense: bool) -> str:
+    def from_random_weights(self, dense: bool, pictures: bool) -> str:
         what = "Tasks are hardly ever solved by chance, and with env.train.reward_mode=sparse nothing is learnt before "
         what += "one is: env.train.reward_mode=dense pays for progress."
         if dense:
@@ -182,8 +183,11 @@ class RobotKind(ActionKind):
                 "Expect success to stay at 0 or near it, as tasks are hardly ever solved by chance, and the return to "
                 "rise: env.train.reward_mode=dense pays for progress."
             )
+        if dense and not pictures:
+            what = "From numbers alone a task may be learnt so; expect the return to rise before success does."
         return (
-            f"The policy begins with random weights: no demonstrations, no checkpoint. {what} Success takes a policy "
+            f"The policy begins with random weights: no demonstrations, no checkpoint. {what} "
+            f"{'Success' if pictures else 'A hard task'} takes a policy "
             "that was cloned first (embodied.tools.demos, embodied.sft, then embodied.train with runner.ckpt_path); "
             "docs/results/quickstart.md shows one that learns."
         )
@@ -245,7 +249,7 @@ class TextKind(ActionKind):
     def asks_once(self, sampled: bool) -> bool:
         return not sampled
 
-    def from_random_weights(self, dense: bool) -> str:
+    def from_random_weights(self, dense: bool, pictures: bool) -> str:
         return (
             "The policy begins with random weights: no demonstrated answers, no checkpoint. Problems are hardly ever "
             "answered rightly by chance, and nothing is learnt before one is. Begin with a trained model "

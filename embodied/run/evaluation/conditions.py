@@ -181,7 +181,7 @@ def what_to_expect(config: schema.Config, side: ConfiguredEnv, spec: PolicySpec)
     none."""
     if not spec.random_weights or config.runner.ckpt_path is not None:
         return []
-    return [side.kind.from_random_weights(dense=side.config.reward_mode == "dense")]
+    return [side.kind.from_random_weights(side.config.reward_mode == "dense", "images" in side.spec.obs)]
 
 
 def limit_of(side: ConfiguredEnv) -> str:
