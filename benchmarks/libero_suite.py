@@ -59,7 +59,8 @@ def main() -> None:
     runs = parser.parse_args().runs
     stored = RESULTS / "libero_suite.json"
     before = json.loads(stored.read_text(encoding="utf-8"))["runs"] if stored.exists() else {}
-    found: dict[str, Any] = {"machine": machine(["torch", "mujoco"]), "runs": before}
+    facts = machine(["torch", "mujoco"]) | {"command": "python benchmarks/libero_suite.py RUN"}
+    found: dict[str, Any] = {"machine": facts, "runs": before}
     for run in runs:
         first, last = evaluations(run)
         lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
