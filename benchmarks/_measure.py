@@ -138,6 +138,12 @@ def judge(values: Mapping[str, float], bars: Mapping[str, tuple[str, float]]) ->
     return kept
 
 
+def stored(name: str) -> dict[str, Any]:
+    """Reads what :func:`save` wrote before; empty if there is none."""
+    path = RESULTS / f"{name}.json"
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
 def save(name: str, result: dict[str, Any]) -> Path:
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"

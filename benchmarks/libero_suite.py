@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from _measure import RESULTS, machine, save
+from _measure import machine, save, stored
 from quickstart import BEGIN, DOCS, fill
 
 from embodied.evaluation.compare import compare
@@ -38,7 +38,10 @@ def cell(rows: list[dict[str, Any]]) -> str:
 
 def table(runs: dict[str, Any]) -> str:
     """Writes successes before and after, a column for each run, in Markdown."""
-    lines = ["| task | " + " | ".join(f"{name}: of 20" for name in runs) + " |", "|---" * (len(runs) + 1) + "|"]
+    lines = [
+        "| task | " + " | ".join(f"{name}: of {run['episodes_per_task']}" for name, run in runs.items()) + " |",
+        "|---" * (len(runs) + 1) + "|",
+    ]
     for name in next(iter(runs.values()))["before"]:
         pairs = (f"{run['before'][name]} → {run['after'][name]}" for run in runs.values())
         short = name.removeprefix("pick up the ").removesuffix(" and place it in the basket")
@@ -57,10 +60,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path)
     runs = parser.parse_args().runs
-    stored = RESULTS / "libero_suite.json"
-    before = json.loads(stored.read_text(encoding="utf-8"))["runs"] if stored.exists() else {}
     facts = machine(["torch", "mujoco"]) | {"command": "python benchmarks/libero_suite.py RUN"}
-    found: dict[str, Any] = {"machine": facts, "runs": before}
+    found: dict[str, Any] = {"machine": facts, "runs": stored("libero_suite").get("runs", {})}
     for run in runs:
         first, last = evaluations(run)
         lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()

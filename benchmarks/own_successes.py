@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from _measure import RESULTS, machine, save
+from _measure import machine, save, stored
 from quickstart import Steps, history, success
 
 FAKES = Path(__file__).parents[1] / "tests" / "config"
@@ -107,8 +107,7 @@ def main() -> None:
         with ThreadPoolExecutor(args.at_once) as pool:
             list(pool.map(lambda one: learn(steps, *one), todo))
     facts = {**machine(["torch", "numpy", "gymnasium", "mujoco"]), "command": "python benchmarks/own_successes.py"}
-    stored = RESULTS / "own_successes.json"
-    before = json.loads(stored.read_text(encoding="utf-8"))["tasks"] if stored.exists() else {}
+    before = stored("own_successes").get("tasks", {})
     print(save("own_successes", {**facts, "tasks": before | report(steps.out, args.tasks, args.seeds)}))
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from _measure import machine, save
 from own_successes import COMMON
-from quickstart import SEEDS, Steps
-from start_value_texts import KINDS, report
+from quickstart import Steps
+from start_value_texts import KINDS, report, train
 
 REACH = (
     "env=gym_fetchreach", "protocol=held_out", "protocol.held_out_states=100", "env.train.num_init_states=356",
@@ -39,10 +39,8 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="only write the report")
     args = parser.parse_args()
     steps = Steps(args.out.resolve())
-    for seed in () if args.report else SEEDS:
-        for kind in KINDS:
-            name = f"{kind}-{seed}"
-            steps.run(name, "train", *keys_of(kind), f"runner.experiment_name={name}", f"runner.seed={seed}")
+    if not args.report:
+        train(steps, keys_of)
     facts = {**machine(["torch", "numpy", "gymnasium", "mujoco"]), "command": "python benchmarks/start_value_robot.py"}
     print(save("start_value_robot", {"machine": facts, "runs": report(steps.out)}))
 

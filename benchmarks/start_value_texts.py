@@ -15,6 +15,7 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,14 @@ def course(out: Path, name: str) -> dict[str, Any]:
     }
 
 
+def train(steps: Steps, keys_of: Callable[[str], Sequence[str]]) -> None:
+    """Makes a training of each kind with each seed."""
+    for seed in SEEDS:
+        for kind in KINDS:
+            name = f"{kind}-{seed}"
+            steps.run(name, "train", *keys_of(kind), f"runner.experiment_name={name}", f"runner.seed={seed}")
+
+
 def report(out: Path) -> dict[str, Any]:
     """Returns the courses of all runs that are there, by kind and seed."""
     runs = {kind: {seed: course(out, f"{kind}-{seed}") for seed in SEEDS if (out / "runs" / f"{kind}-{seed}").exists()}
@@ -94,11 +103,7 @@ def main() -> None:
     steps = Steps(args.out.resolve())
     if not args.report:
         prepare(steps)
-        for seed in SEEDS:
-            for kind, keys in KINDS.items():
-                name = f"{kind}-{seed}"
-                more = (f"runner.experiment_name={name}", f"runner.seed={seed}", *keys)
-                steps.run(name, "train", *COMMON, *TRAINED, *more)
+        train(steps, lambda kind: (*COMMON, *TRAINED, *KINDS[kind]))
     facts = {**machine(["torch", "numpy"]), "command": "python benchmarks/start_value_texts.py"}
     print(save("start_value_texts", {"machine": facts, "runs": report(steps.out)}))
 

@@ -46,7 +46,7 @@ class MLPPolicy(nn.Module):
         value_head: add a network of its own for values, as algorithm.adv_type=gae needs it.
         value_type: of its values: chunk_level or action_level.
         seed: of the first weights.
-        normalize_state: scale the state by its range in episodes that a training runs first, where neither
+        normalize_state: scale the state by its mean and deviation in episodes that a training runs first, where neither
             demonstrations nor a checkpoint say how large its numbers are; false = read it as it is.
 
     Raises:
@@ -83,7 +83,6 @@ class MLPPolicy(nn.Module):
         self._statistics: dict[str, Any] | None = None
         for name in ("low", "high", "centre", "width"):
             self.register_buffer(name, torch.zeros(0), persistent=False)
-        # whether the state will leave the range by which it is scaled: a policy at random goes less far than a good one
         self.register_buffer("grows", torch.tensor(False), persistent=False)
 
     # -- what the env has --------------------------------------------------------------------------------------------
@@ -236,13 +235,11 @@ class MLPPolicy(nn.Module):
 
     def _use(self, values: Mapping[str, Any]) -> None:
         if "proprio" in values:
-            names = ("q01", "q99") if "q01" in values["proprio"] else ("min", "max")
-            low, high = (torch.tensor(values["proprio"][name], dtype=torch.float32) for name in names)
-            width = (high - low) / 2
-            if len(low) == len(self.centre):  # copied, because a recorded graph reads the tensors that are there
-                self.grows.fill_(names[0] == "min")
-                self.centre.copy_((low + high) / 2)
-                self.width.copy_(torch.where(width > 1e-4, width, torch.ones_like(width)))
+            centre, width, grows = scale_of(values["proprio"])
+            if len(centre) == len(self.centre):  # copied, because a recorded graph reads the tensors that are there
+                self.centre.copy_(centre)
+                self.width.copy_(width)
+                self.grows.fill_(grows)
         if self._action.dtype != "int32" and "action" in values:
             self._set_range(values["action"]["q01"], values["action"]["q99"])
 
@@ -263,6 +260,17 @@ class MLPPolicy(nn.Module):
 
     def describe(self) -> Mapping[str, str]:
         return {"model": "MLP", "parameters": str(sum(p.numel() for p in self.parameters()))}
+
+
+def scale_of(proprio: Mapping[str, Any]) -> tuple[Tensor, Tensor, bool]:
+    """Returns what becomes 0 and ±1 of the state's numbers [S] each, and whether they will leave that range: episodes
+    of demonstrations go everywhere, those of a policy at random do not."""
+    names = ("q01", "q99") if "q01" in proprio else ("mean", "std")
+    one, other = (torch.tensor(proprio[name], dtype=torch.float32) for name in names)
+    if names[0] == "mean":
+        return one, other, True
+    width = (other - one) / 2
+    return (one + other) / 2, torch.where(width > 1e-4, width, torch.ones_like(width)), False
 
 
 def compressed(numbers: Tensor) -> Tensor:

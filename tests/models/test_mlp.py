@@ -75,7 +75,7 @@ def test_demonstrations_give_the_ranges_and_a_checkpoint_keeps_them():
     assert float(drawn.max()) <= 0.25
 
 
-def test_a_state_that_leaves_its_first_range_is_not_cut_off():
+def test_a_state_that_goes_further_than_at_random_is_not_cut_off():
     """A checkpoint without a scale, or with one of demonstrations, reads what it read."""
     state = SPEC.obs["state"].shape[0]
     far = torch.tensor([[-200.0], [-30.0], [-3.0], [0.5], [3.0], [30.0], [200.0]]).expand(-1, state)
@@ -84,7 +84,7 @@ def test_a_state_that_leaves_its_first_range_is_not_cut_off():
     policy.bind(SPEC)
     assert policy.needs_scale
     assert policy._read(obs)[:, 0].tolist() == [-10, -10, -3, 0.5, 3, 10, 10]
-    policy.use_statistics("first", {"proprio": {"min": [-1.0] * state, "max": [1.0] * state}})
+    policy.use_statistics("first", {"proprio": {"mean": [0.0] * state, "std": [1.0] * state}})
     assert not policy.needs_scale
     read = policy._read(obs)[:, 0]
     assert read[2:5].tolist() == [-3, 0.5, 3]

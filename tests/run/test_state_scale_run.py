@@ -16,7 +16,7 @@ from test_run_ranks import finished, started
 from embodied import sft
 from embodied.learn.trainer import Trainer
 from embodied.run.training.collector import Collector
-from embodied.run.training.state_scale import NARROWEST, ranges
+from embodied.run.training.state_scale import SMALLEST, deviations
 from embodied.tools import demos
 
 NUMBERS = (
@@ -63,22 +63,21 @@ def test_the_scale_is_that_of_the_episodes_that_nothing_is_learnt_from(monkeypat
     assert scale_of("raw") is None
     assert run(*NUMBERS, name="scaled") == 0
     assert SAID in " ".join(capsys.readouterr().out.split())
-    assert scale_of("scaled") == {"name": "first episodes", "proprio": ranges(seen[0])}
+    assert scale_of("scaled") == {"name": "first episodes", "proprio": deviations(seen[0])}
     raw, scaled = rows_of(Path("runs/raw")), rows_of(Path("runs/scaled"))
     assert scaled[0]["train/loss"] != raw[0]["train/loss"]
     assert scaled[0]["rollout/episodes"] == raw[0]["rollout/episodes"] == 16
     assert all(row["train/logprob_gap"] < 1e-5 for row in scaled)
 
 
-def test_a_range_is_never_narrower_than_what_will_move_nor_than_what_was_rare():
-    states = np.zeros((1000, 4), np.float32)
+def test_a_deviation_is_never_smaller_than_what_will_move():
+    states = np.zeros((1000, 3), np.float32)
     states[:, 0] = np.linspace(-2, 4, 1000)
     states[:, 1] = 7.0
-    states[:, 2] = 1e-5 * np.arange(1000) / 1000
-    states[0, 3] = 5.0
-    low, high = (np.array(ranges(states)[name]) for name in ("min", "max"))
-    assert np.allclose((low + high) / 2, [1, 7, 5e-6, 0], atol=1e-6)
-    assert np.allclose((high - low) / 2, [0.98 * 3, NARROWEST, NARROWEST, 0.25])
+    states[:, 2] = 1e-5 * np.arange(1000)
+    found = deviations(states)
+    assert np.allclose(found["mean"], [1, 7, 1e-5 * 499.5], atol=1e-6)
+    assert np.allclose(found["std"], [6 / np.sqrt(12), SMALLEST, SMALLEST], rtol=2e-3)
 
 
 def test_each_start_is_looked_at_once_however_large_the_groups_are(monkeypatch):

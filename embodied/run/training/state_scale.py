@@ -14,18 +14,14 @@ from embodied.schema import Config
 
 EPISODES = 64
 """Episodes that are looked at, at most those of an iteration."""
-NARROWEST = 0.01
-"""Half of a range is at least this: what has hardly moved yet will move. A centimetre, a hundredth of a radian."""
+SMALLEST = 0.01
+"""A deviation is at least this: what has hardly moved yet will move. A centimetre, a hundredth of a radian."""
 
 
-def ranges(states: np.ndarray) -> dict[str, list[float]]:
-    """Computes the range of each column of states [N, S] that becomes −1 to 1: its 1 % and 99 % quantiles, wider where
-    a rare number lies beyond ten times that, or where it would be too narrow."""
+def deviations(states: np.ndarray) -> dict[str, list[float]]:
+    """Computes mean and standard deviation of each column of states [N, S]."""
     exact = states.astype(np.float64)
-    low, high = np.quantile(exact, (0.01, 0.99), axis=0)
-    half = np.maximum((high - low) / 2, np.maximum(np.ptp(exact, axis=0) / 20, NARROWEST))
-    centre = (low + high) / 2
-    return {"min": (centre - half).tolist(), "max": (centre + half).tolist()}
+    return {"mean": exact.mean(axis=0).tolist(), "std": np.maximum(exact.std(axis=0), SMALLEST).tolist()}
 
 
 def scale_state(
@@ -47,8 +43,8 @@ def scale_state(
         return
     states = collector.look(EPISODES, stop)
     for policy in wanting:
-        policy.use_statistics("first episodes", {"proprio": ranges(states)})
+        policy.use_statistics("first episodes", {"proprio": deviations(states)})
     say(
-        f"The state is scaled by its range in {len(states)} observations. Episodes were run for that alone "
+        f"The state is scaled by mean and deviation of {len(states)} observations. Episodes were run for that alone "
         "(actor.model.normalize_state=false reads it as it is)."
     )
