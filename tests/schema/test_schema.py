@@ -60,7 +60,6 @@ def test_true_is_no_number(key, kind):
         ("rollout.schedul", "schedule"),
         ("actor.optim.learning_rate_lr", ""),
         ("actor.optim.clip_gradd", "clip_grad"),
-        ("runer", "runner"),
     ],
 )
 def test_an_unknown_key_is_named_with_what_was_meant(key, meant):

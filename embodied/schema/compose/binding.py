@@ -80,8 +80,17 @@ def _refused(problems: Sequence[Any], mapping: Mapping[str, Any]) -> ConfigError
     wrong = wrong_values([p for p in problems if p["type"] != "extra_forbidden"], Config, mapping)
     if unknown := _unknown(problems, mapping):
         return _of_unknown(unknown, mapping, wrong)
-    rest = "set the key to a value of that kind; docs/configuration.md says what it means"
-    return ConfigError("\n".join(told.line for told in wrong), fix(wrong, rest))
+    sections = {told.key: names for told in wrong if (names := _keys_in(told.key))}
+    rest = [f"write keys of it: {', '.join([*names[:4], *['…'][: len(names) - 4]])}" for names in sections.values()]
+    if others := [told.key for told in wrong if told.key not in sections]:
+        named = joined(others) if sections else "the key"
+        rest.append(f"set {named} to a value of that kind; docs/configuration.md says what it means")
+    return ConfigError("\n".join(told.line for told in wrong), fix(wrong, "; ".join(rest)))
+
+
+def _keys_in(section: str) -> list[str]:
+    """Returns the names of a section's keys; none if it is a key itself."""
+    return [one.name for one in keys() if one.name.startswith(f"{section}.")]
 
 
 def check_known(mapping: Mapping[str, Any]) -> None:
@@ -177,9 +186,14 @@ def _told_of(key: str, known: Iterable[str], value: Any, others: Others, what: s
     section, _, name = key.rpartition(".")
     if said := others.hint(key, value):
         return KeyProblem(f"unknown {what} '{key}'.{said}", key, others.instead(key, value))
+    plain = value is not None and not isinstance(value, Mapping)
+    if dotted := _with_other_dots(key):
+        return KeyProblem(f"unknown {what} '{key}'. Did you mean '{dotted}'?", key, {dotted: value} if plain else {})
     if meant := nearest(name, known):
-        plain = value is not None and not isinstance(value, Mapping)
-        settings = {f"{section}.{meant}".lstrip("."): value} if plain else {}
+        instead = f"{section}.{meant}".lstrip(".")
+        names = [] if instead in GROUPS and plain else _keys_in(instead)  # of a section, which takes no value itself
+        settings = dict(leaves(instead, value)) if names else {instead: value} if plain else {}
+        settings = settings if not names or settings.keys() <= {*names} else {}
         return KeyProblem(f"unknown {what} '{key}'. Did you mean '{meant}'?", key, settings)
     said = others.elsewhere(key, value)
     if not said and (same := _same_name(section, name)):
@@ -187,6 +201,12 @@ def _told_of(key: str, known: Iterable[str], value: Any, others: Others, what: s
     if not said and section in OF_PARTS:
         said = f" Keys of {OF_PARTS[section][0]} are written {OF_PARTS[section][1]}.{name}."
     return KeyProblem(f"unknown {what} '{key}'.{said}", key, others.instead(key, value) if said else {})
+
+
+def _with_other_dots(key: str) -> str:
+    """Returns the only key that differs in dots and underscores alone (``demos_path``: ``demos.path``); "" if none."""
+    same = [one.name for one in keys() if one.name.replace(".", "_") == key.replace(".", "_")]
+    return same[0] if len(same) == 1 else ""
 
 
 def _same_name(section: str, name: str) -> list[str]:
