@@ -442,21 +442,17 @@ def test_an_expert_s_demonstrations_are_learnt_from(tmp_path, monkeypatch):
     assert [*Path("videos/sft/eval").rglob("*.mp4")]
 
 
-@pytest.mark.slow
-def test_cartpole_is_learnt(tmp_path, monkeypatch):
+def test_an_env_of_numbers_is_learnt_by_its_experiment(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run = [word for word in RUN if "max_epochs" not in word and "steps" not in word and "chunks" not in word]
-    more = (
-        "runner.max_epochs=24", "experiment=null", "env.train.reward_mode=dense", "algorithm.group_size=8",
-        "algorithm.rollout_epoch=4", "env.train.total_num_envs=16", "env.num_workers=1", "actor.optim.lr=1e-3",
-        "actor.global_batch_size=256", "actor.micro_batch_size=256", "algorithm.update_epoch=2",
-        "actor.model.num_action_chunks=1", "runner.val_check_interval=0",
-    )  # fmt: skip
-    assert train.main([*run, *more]) == 0
+    gym = ("experiment=gym", "env.train.id=CartPole-v1", "runner.max_epochs=6", "runner.experiment_name=run")
+    assert (
+        train.main([*gym, "tracker=jsonl", "runner.val_check_interval=0", "env.eval.video_cfg.save_video=false"]) == 0
+    )
     rows = [*map(json.loads, Path("runs/run/metrics.jsonl").read_text(encoding="utf-8").splitlines())]
-    returns = [row["rollout/return_mean"] for row in rows]
-    assert returns[0] < 60
-    assert sum(returns[-8:]) / 8 > 150, "one iteration differs from CPU to CPU"
+    returns = [row["rollout/return_mean"] for row in rows if "rollout/return_mean" in row]
+    assert len(returns) == 6
+    assert returns[0] < 40, "a stick falls at once"
+    assert max(returns[-2:]) > 3 * returns[0], "one iteration differs from CPU to CPU"
 
 
 def test_errors_are_ours_in_the_process_that_asks():

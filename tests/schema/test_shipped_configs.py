@@ -32,6 +32,7 @@ TRIED = (
 """Experiments that need nothing but what the tests have."""
 COMPOSED = {
     "eval": "needs a run's checkpoint",
+    "gym": "needs the id of an env (tests/envs/test_gym_env.py)",
     "sft": "needs demonstrations; math_quickstart_sft builds on it",
     "quickstart_sft": "needs demonstrations", "quickstart_libero_sft": "needs demonstrations",
     "quickstart_flow_sft": "needs demonstrations", "quickstart_flow_libero_sft": "needs demonstrations",
@@ -43,7 +44,8 @@ COMPOSED = {
     "math": "needs problems of the user (tests/run/test_math_run.py)",
     "math_smollm": "needs weights from a package", "math_smollm_sft": "needs weights from a package",
     "libero_grpo": "needs released weights of 7.6 B parameters", "libero_24gb": "the same", "libero_12gb": "the same",
-    "libero_suite_sft": "needs demonstrations",
+    "libero_suite_sft": "needs demonstrations", "libero_long_sft": "needs demonstrations",
+    "libero_long": "needs a run of its sft",
     "maniskill_gpu": "needs a GPU that simulates",
 }  # fmt: skip
 """Those that are composed alone, and why."""
