@@ -1,11 +1,10 @@
-"""The tables of docs/results/libero_suite.md, from runs of the two experiments:
+"""The table of docs/results/libero_suite.md, from runs of the experiment:
 
     python -m embodied.train experiment=libero_suite runner.seed=2 runner.experiment_name=seed-2
-    python -m embodied.train experiment=libero_long
-    python benchmarks/libero_suite.py runs/seed-2 runs/libero-long
+    python benchmarks/libero_suite.py runs/seed-2 …
 
-Each run brings its first and its last evaluation, and the success of its iterations; runs of the same tasks share a
-table. Runs that stand in benchmarks/results/ and are not named stay there.
+Each run brings its first and its last evaluation, and the success of its iterations. Runs that stand in
+benchmarks/results/ and are not named stay there.
 """
 
 from __future__ import annotations
@@ -21,9 +20,6 @@ from quickstart import BEGIN, DOCS, fill
 from embodied.evaluation.compare import compare
 from embodied.evaluation.results import read
 from embodied.observe.statistics import wilson
-
-BEGINS = [BEGIN.replace("quickstart.py", f"libero_suite.py, {suite}") for suite in ("libero_object", "LIBERO-10")]
-"""Where the table of ten tasks begins on the page, and that of two long ones."""
 
 
 def evaluations(run: Path) -> list[dict[str, Any]]:
@@ -49,7 +45,6 @@ def table(runs: dict[str, Any]) -> str:
     for name in next(iter(runs.values()))["before"]:
         pairs = (f"{run['before'][name]} → {run['after'][name]}" for run in runs.values())
         short = name.removeprefix("pick up the ").removesuffix(" and place it in the basket")
-        short = short.removeprefix("put both the ").removesuffix(" in the basket")
         lines.append(f"| {short} | {' | '.join(pairs)} |")
     whole = (f"{run['of_all']['before']} → {run['of_all']['after']}, {_points(run)}" for run in runs.values())
     return "\n".join([*lines, f"| all | {' | '.join(whole)} |"])
@@ -85,9 +80,7 @@ def main() -> None:
             "wall_s": sum(part["wall_s"] for part in costs.values()),
             "cpu_s": sum(part["cpu_s"] for part in costs.values()),
         }
-    for begin, tasks in zip(BEGINS, (10, 2), strict=True):
-        if same := {name: run for name, run in found["runs"].items() if len(run["before"]) == tasks}:
-            fill(DOCS / "libero_suite.md", begin, table(same))
+    fill(DOCS / "libero_suite.md", BEGIN.replace("quickstart.py", "libero_suite.py"), table(found["runs"]))
     print(save("libero_suite", found))
 
 

@@ -44,8 +44,7 @@ COMPOSED = {
     "math": "needs problems of the user (tests/run/test_math_run.py)",
     "math_smollm": "needs weights from a package", "math_smollm_sft": "needs weights from a package",
     "libero_grpo": "needs released weights of 7.6 B parameters", "libero_24gb": "the same", "libero_12gb": "the same",
-    "libero_suite_sft": "needs demonstrations", "libero_long_sft": "needs demonstrations",
-    "libero_long": "needs a run of its sft",
+    "libero_suite_sft": "needs demonstrations",
     "maniskill_gpu": "needs a GPU that simulates",
 }  # fmt: skip
 """Those that are composed alone, and why."""
