@@ -109,8 +109,11 @@ def test_a_model_cannot_be_left_out():
             "unknown group or section 'demos_path'. Did you mean 'demos.path'?",
             "set demos.path=d instead",
         ),
+        (["model_path=d"], "unknown group or section 'model_path'.", "set actor.model.model_path=d instead"),
+        (["actor.model_path=d"], "unknown key 'actor.model_path'.", "set actor.model.model_path=d instead"),
         (["demo=d"], "unknown group or section 'demo'. Did you mean 'demos'?", "correct the key"),
         (["demo.path=d"], "unknown group or section 'demo'. Did you mean 'demos'?", "set demos.path=d instead of demo"),
+        (["actor.optimizer.lr=3"], "Did you mean 'optim'?", "set actor.optim.lr=3 instead of actor.optimizer"),
         (["demo.pat=d"], "unknown group or section 'demo'. Did you mean 'demos'?", "correct the key"),
         (["runner.loger=3"], "unknown key 'runner.loger'. Did you mean 'logger'?", "correct the key"),
         (

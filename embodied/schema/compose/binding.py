@@ -189,7 +189,7 @@ def _told_of(key: str, known: Iterable[str], value: Any, others: Others, what: s
     plain = value is not None and not isinstance(value, Mapping)
     if dotted := _with_other_dots(key):
         return KeyProblem(f"unknown {what} '{key}'. Did you mean '{dotted}'?", key, {dotted: value} if plain else {})
-    if meant := nearest(name, known):
+    if (meant := nearest(name, known)) and not name.startswith(f"{meant}_"):  # model_path is a key of a model
         instead = f"{section}.{meant}".lstrip(".")
         names = [] if instead in GROUPS and plain else _keys_in(instead)  # of a section, which takes no value itself
         settings = dict(leaves(instead, value)) if names else {instead: value} if plain else {}
