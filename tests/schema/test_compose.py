@@ -122,6 +122,7 @@ def test_a_model_cannot_be_left_out():
             "set algorithm.sampling_params.top_k=3",
         ),
         (["demos=d"], "demos = 'd': expected keys with values", "write keys of it: demos.path, demos.episodes, "),
+        (["demos=d", "nope=4"], "unknown group or section 'nope'.", "write keys of it: demos.path, demos.episodes, "),
         (["demos=d", "runner.seed=x"], "runner.seed = 'x': expected a whole number", "set runner.seed to a value"),
         (["model.hidden=3"], "'model.hidden'. model=NAME chooses a file", "set actor.model.hidden=3 instead"),
         (["experiment.x=3"], "experiment=NAME chooses a file, and its keys stand in several sections", "correct the"),

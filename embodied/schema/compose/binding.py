@@ -13,7 +13,14 @@ from pydantic import BaseModel, PydanticSchemaGenerationError, TypeAdapter, Vali
 
 from embodied.errors import ConfigError, UnknownKeyError, nearest
 from embodied.lib.targets import arguments_of, load_target
-from embodied.schema.compose.key_errors import KeyProblem, fix, wrong_values
+from embodied.schema.compose.key_errors import (
+    KeyProblem,
+    correct_values,
+    fix,
+    given_to,
+    with_other_dots,
+    wrong_values,
+)
 from embodied.schema.keys.base import OpenSection
 from embodied.schema.keys.config import Config
 from embodied.schema.keys.groups import GROUPS
@@ -80,17 +87,7 @@ def _refused(problems: Sequence[Any], mapping: Mapping[str, Any]) -> ConfigError
     wrong = wrong_values([p for p in problems if p["type"] != "extra_forbidden"], Config, mapping)
     if unknown := _unknown(problems, mapping):
         return _of_unknown(unknown, mapping, wrong)
-    sections = {told.key: names for told in wrong if (names := _keys_in(told.key))}
-    rest = [f"write keys of it: {', '.join([*names[:4], *['…'][: len(names) - 4]])}" for names in sections.values()]
-    if others := [told.key for told in wrong if told.key not in sections]:
-        named = joined(others) if sections else "the key"
-        rest.append(f"set {named} to a value of that kind; docs/configuration.md says what it means")
-    return ConfigError("\n".join(told.line for told in wrong), fix(wrong, "; ".join(rest)))
-
-
-def _keys_in(section: str) -> list[str]:
-    """Returns the names of a section's keys; none if it is a key itself."""
-    return [one.name for one in keys() if one.name.startswith(f"{section}.")]
+    return ConfigError("\n".join(told.line for told in wrong), fix(wrong, correct_values(wrong)))
 
 
 def check_known(mapping: Mapping[str, Any]) -> None:
@@ -124,8 +121,8 @@ def _of_unknown(
     for path in dict.fromkeys(filter(None, map(_target_of, vague))):
         takes = _takes(_section(mapping, path), path) or ()
         rest.append(f"known keys of {path}: {', '.join(sorted({*_own(path), *takes}))}")
-    if values := [told.key for told in wrong if not told.instead]:
-        rest.append(f"set {joined(values)} to a value of that kind")
+    if values := correct_values(wrong):
+        rest.append(values)
     found = [*unknown, *wrong]
     return UnknownKeyError("\n".join(told.line for told in found), fix(found, "; ".join(rest)))
 
@@ -186,27 +183,19 @@ def _told_of(key: str, known: Iterable[str], value: Any, others: Others, what: s
     section, _, name = key.rpartition(".")
     if said := others.hint(key, value):
         return KeyProblem(f"unknown {what} '{key}'.{said}", key, others.instead(key, value))
-    plain = value is not None and not isinstance(value, Mapping)
-    if dotted := _with_other_dots(key):
-        return KeyProblem(f"unknown {what} '{key}'. Did you mean '{dotted}'?", key, {dotted: value} if plain else {})
-    if (meant := nearest(name, known)) and not name.startswith(f"{meant}_"):  # model_path is a key of a model
-        instead = f"{section}.{meant}".lstrip(".")
-        names = [] if instead in GROUPS and plain else _keys_in(instead)  # of a section, which takes no value itself
-        settings = dict(leaves(instead, value)) if names else {instead: value} if plain else {}
-        settings = settings if not names or settings.keys() <= {*names} else {}
-        return KeyProblem(f"unknown {what} '{key}'. Did you mean '{meant}'?", key, settings)
+    if dotted := with_other_dots(key):
+        return KeyProblem(f"unknown {what} '{key}'. Did you mean '{dotted}'?", key, given_to(dotted, value))
+    meant = nearest(name, known)
+    if meant and not name.startswith(f"{meant}_"):  # model_path is a key of a model
+        return KeyProblem(
+            f"unknown {what} '{key}'. Did you mean '{meant}'?", key, given_to(f"{section}.{meant}".lstrip("."), value)
+        )
     said = others.elsewhere(key, value)
     if not said and (same := _same_name(section, name)):
         return KeyProblem(f"unknown {what} '{key}'. There is {joined(same, 'or')}.", key)  # another section, or none
     if not said and section in OF_PARTS:
         said = f" Keys of {OF_PARTS[section][0]} are written {OF_PARTS[section][1]}.{name}."
     return KeyProblem(f"unknown {what} '{key}'.{said}", key, others.instead(key, value) if said else {})
-
-
-def _with_other_dots(key: str) -> str:
-    """Returns the only key that differs in dots and underscores alone (``demos_path``: ``demos.path``); "" if none."""
-    same = [one.name for one in keys() if one.name.replace(".", "_") == key.replace(".", "_")]
-    return same[0] if len(same) == 1 else ""
 
 
 def _same_name(section: str, name: str) -> list[str]:

@@ -12,6 +12,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from embodied.errors import did_you_mean
+from embodied.schema.keys.groups import GROUPS
+from embodied.schema.keys.paths import leaves
+from embodied.schema.others.key_table import keys
 from embodied.schema.others.tables import joined
 from embodied.schema.others.values import Settings, as_overrides, other_name, translated
 
@@ -43,6 +46,36 @@ def fix(found: Sequence[KeyProblem], rest: str) -> str:
     keys = [told.key for told in exact if told.key not in settings]  # others have another value
     said = f"set {as_overrides(settings)}" + (f" instead of {joined(keys)}" if keys else "")
     return said if len(exact) == len(found) else f"{said}; {rest}"
+
+
+def correct_values(wrong: Sequence[KeyProblem]) -> str:
+    """Says what to do about wrong values where nothing exact is known: a section takes no value, its keys do."""
+    vague = [told.key for told in wrong if not told.instead]
+    sections = {key: names for key in vague if (names := _keys_in(key))}
+    said = [f"write keys of it: {', '.join(names[:4] + ['…'] * (len(names) > 4))}" for names in sections.values()]
+    if plain := [key for key in vague if key not in sections]:
+        said.append(f"set {joined(plain)} to a value of that kind; docs/configuration.md says what it means")
+    return "; ".join(said)
+
+
+def given_to(key: str, value: Any) -> Settings:
+    """Returns the settings that give ``key`` a value; none if it takes no such value, as a section takes keys alone."""
+    names = _keys_in(key)
+    if isinstance(value, Mapping):
+        inside = dict(leaves(key, value))
+        return inside if inside.keys() <= {*names} else {}
+    return {key: value} if value is not None and (key in GROUPS or not names) else {}
+
+
+def with_other_dots(key: str) -> str:
+    """Returns the only key that differs in dots and underscores alone (``demos_path``: ``demos.path``); "" if none."""
+    same = [one.name for one in keys() if one.name.replace(".", "_") == key.replace(".", "_")]
+    return same[0] if len(same) == 1 else ""
+
+
+def _keys_in(section: str) -> list[str]:
+    """Returns the names of a section's keys; none if it is a key itself."""
+    return [one.name for one in keys() if one.name.startswith(f"{section}.")]
 
 
 def wrong_values(problems: Iterable[Any], kind: Any, value: Any, key: str = "") -> list[KeyProblem]:
