@@ -4,7 +4,7 @@
 
 Where to grasp follows from the boxes that objects consist of in MuJoCo's collisions (``grasps``). An episode
 takes 70 to 130 control steps, with two objects 140 to 240. With noise of 0.1 the flat cream cheese was grasped in
-libero_object, and in libero_10 together with the butter in a third of the attempts; with 0.3 not within 280 steps.
+libero_object, and in libero_10 together with the butter in nine of ten attempts; with 0.3 not within 280 steps.
 """
 
 from __future__ import annotations
