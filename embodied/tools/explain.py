@@ -100,7 +100,7 @@ def explain(name: str) -> list[Entry]:
     if printed := hint(wanted).strip():
         ours = [key for row in tables.find(wanted) for key in row.ours if key in known]
         return [_of_another_system(wanted, printed), *(known[key] for key in dict.fromkeys(ours))]
-    choices = [Entry(one.name, "choice", [one.meaning], [one.file]) for one in choices_called(wanted)]
+    choices = [Entry(one.name, "choice", one.meaning, [one.file]) for one in choices_called(wanted)]
     found = _of_short_name(wanted, known) or [one for one in known.values() if _has(one.name, wanted)]
     if choices:
         return [*choices, *found] if len(found) <= MOST else choices

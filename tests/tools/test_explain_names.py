@@ -98,3 +98,12 @@ def test_what_a_choice_is_for_is_said(capsys):
     assert out.count("(choice)") >= 3
     assert "# " not in out
     assert "@package" not in out
+
+
+def test_commands_of_a_choice_can_be_copied(capsys):
+    assert explain.main(["libero_suite_sft"]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    at = lines.index("python -m embodied.sft experiment=libero_suite_sft")
+    assert lines[at - 1] == "episodes=600 noise_std=0.1 demos.mistakes=0.4"
+    assert lines[at - 2].startswith("python -m embodied.tools.demos ")
+    assert lines[at - 2].endswith("\\")

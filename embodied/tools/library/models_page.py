@@ -81,7 +81,7 @@ def _files() -> list[Path]:
 
 def _meaning(name: str) -> str:
     (choice,) = [one for one in choices_called(name) if one.name == f"model={name}"]
-    return choice.meaning.partition(" Meaning of every key:")[0]
+    return " ".join(map(str.strip, choice.meaning)).partition(" Meaning of every key:")[0]
 
 
 def _row(name: str, own: Mapping[str, Any], counted: Mapping[str, int] | None) -> str:

@@ -91,7 +91,7 @@ class Choice:
     """A YAML file of a configuration group, chosen by ``GROUP=NAME``."""
 
     name: str  # GROUP=NAME of the command line
-    meaning: str
+    meaning: tuple[str, ...]  # paragraphs, and lines of commands, which are indented
     file: str
 
 
@@ -106,10 +106,15 @@ def choices_called(name: str) -> list[Choice]:
     return [Choice(f"{file.parent.name}={name}", _first_comment(file), relative(file)) for file in files]
 
 
-def _first_comment(file: Path) -> str:
+def _first_comment(file: Path) -> tuple[str, ...]:
+    """Reads a file's first comment: its paragraphs, each joined to one line, and its commands as they are."""
     lines = [line for line in file.read_text(encoding="utf-8").splitlines() if not line.startswith("# @package")]
-    said = " ".join(line[1:].strip() for line in itertools.takewhile(lambda line: line.startswith("#"), lines))
-    return said or "its keys stand in the file"
+    comment = [line[1:].removeprefix(" ") for line in itertools.takewhile(lambda line: line.startswith("#"), lines)]
+    said: list[str] = []
+    for is_command, group in itertools.groupby(comment, lambda line: line.startswith(" ")):
+        several = list(group)
+        said += several if is_command else [" ".join(several)]
+    return tuple(said) or ("its keys stand in the file",)
 
 
 @cache
